@@ -9,84 +9,89 @@ from collections.abc import Mapping
 
 ROWS: Mapping[str, tuple[str, ...]] = {
     "Stopping works": (
-        "scenarios/test_magics.py::TestInterrupts::test_ranks_have_one_interrupt_and_time_to_save",
-        "scenarios/test_launcher.py::TestStops::test_ranks_that_ignore_every_signal_they_can",
+        "scenarios/test_magics.py::TestInterrupts::test_interrupt_stops_ranks_once_with_time_to_save",
+        "scenarios/test_launcher.py::TestStops::test_stop_kills_ranks_that_ignore_signals",
     ),
     "Crashes are explained": (
-        "scenarios/test_launcher.py::TestFailures::test_a_signal",
-        "scenarios/test_magics.py::TestThatGoesWrong::test_a_known_cause_is_explained",
+        "scenarios/test_launcher.py::TestFailures::test_crash_of_a_rank_by_a_signal_names_cell_and_line",
+        "scenarios/test_magics.py::TestThatGoesWrong::test_failure_with_a_known_cause_is_explained",
         "scenarios/test_magics.py::TestThatGoesWrong::test_a_traceback_is_shown_once_and_folded",
     ),
-    "Hangs end": ("scenarios/test_hang.py::test_who_waits_where_and_who_is_elsewhere",),
+    "Hangs end": (
+        "scenarios/test_hang.py::test_hang_names_the_waiting_ranks_and_the_missing_rank",
+    ),
     "Runs resume": (
         "scenarios/test_magics.py::TestThatGoesWrong::"
-        "test_retries_and_a_later_run_go_on_from_the_last_checkpoint",
+        "test_retry_and_resume_continue_from_the_last_checkpoint",
     ),
     "Clean-up on kernel death": (
-        "scenarios/test_launcher.py::TestLaunchers::test_the_kernel_s_end_ends_everything",
+        "scenarios/test_launcher.py::TestLaunchers::test_kernel_death_ends_ranks_and_supervisor_with_time_to_save",
     ),
-    "Environment check": ("kernel/test_setup.py::TestKernel::test_the_card",),
+    "Environment check": ("kernel/test_setup.py::TestKernel::test_setup_card_and_json_on_kaggle",),
     "Mistakes are found early": (
-        "scenarios/test_magics.py::TestThatGoesWrong::test_what_would_surely_fail_is_not_started",
-        "test_cli.py::TestLint::test_text",
+        "scenarios/test_magics.py::TestThatGoesWrong::test_lint_refuses_code_that_certainly_fails",
+        "test_cli.py::TestLint::test_lint_as_text",
     ),
     "Single-core debugging": (
-        "scenarios/test_magics.py::TestDebug::test_the_value_is_shown_and_the_device_is_said_once",
+        "scenarios/test_magics.py::TestDebug::test_debug_cell_shows_its_value_and_the_device_once",
         "diagnostics/cell/test_run.py::test_it_is_html_in_a_notebook",
     ),
     "One card for each run": (
-        "scenarios/test_magics.py::TestATrainCell::test_what_is_seen",
-        "scenarios/test_magics.py::TestATrainCell::test_what_stays_at_the_end",
+        "scenarios/test_magics.py::TestATrainCell::test_card_and_log_of_a_train_cell",
+        "scenarios/test_magics.py::TestATrainCell::test_card_keeps_metrics_and_time_summary_at_the_end",
     ),
     "What the chips do": (
-        "scenarios/test_chips.py::test_a_run_shows_its_chips_and_keeps_what_they_did",
+        "scenarios/test_chips.py::test_chip_usage_in_top_and_in_the_run_summary",
     ),
     "Long runs": (
         "scenarios/test_background.py::TestInTheBackground::"
-        "test_waiting_has_an_end_and_the_run_goes_on",
+        "test_background_wait_times_out_and_the_run_continues_until_stop",
         "scenarios/test_background.py::TestDetached::"
-        "test_a_run_in_the_foreground_is_followed_from_elsewhere",
+        "test_attach_to_a_foreground_run_from_another_process",
     ),
-    "Runs can be compared": ("scenarios/test_magics.py::TestListings::test_runs_and_logs",),
+    "Runs can be compared": (
+        "scenarios/test_magics.py::TestListings::test_listing_of_runs_and_logs",
+    ),
     "Start-up is paid once": (
         "scenarios/test_launcher.py::TestLaunchers::"
-        "test_a_warm_fork_server_is_kept_and_a_different_environment_gets_a_new_one",
+        "test_warm_fork_server_is_reused_unless_the_environment_differs",
     ),
     "Cells run once": (
-        "scenarios/test_kept_preludes.py::test_nothing_runs_again_while_nothing_has_changed",
-        "scenarios/test_kept_preludes.py::test_a_prelude_that_has_run_ahead",
+        "scenarios/test_kept_preludes.py::test_kept_prelude_is_reused_while_no_cell_has_changed",
+        "scenarios/test_kept_preludes.py::test_prelude_run_ahead_of_the_train_cell_is_used",
     ),
-    "Safe forks": ("scenarios/test_launcher.py::TestReplicate::test_backward_pass",),
+    "Safe forks": (
+        "scenarios/test_launcher.py::TestReplicate::test_replicate_after_a_backward_pass_in_the_prelude",
+    ),
     "Data is downloaded once": ("data/test_urls.py::test_the_web_with_lost_connections",),
     "Exact sharding": (
         "scenarios/test_training_on_ranks.py::"
-        "test_real_ranks_meet_in_every_step_and_see_each_sample_once",
-        "scenarios/test_training_on_ranks.py::test_all_ranks_share_the_work_and_rank_0_has_all",
+        "test_shard_on_ranks_gives_each_sample_once_in_equal_steps",
+        "scenarios/test_training_on_ranks.py::test_predict_on_ranks_shares_the_work_and_gathers_on_rank_0",
     ),
     "Exact big batches": (
         "scenarios/test_training_on_ranks.py::"
-        "test_ranks_with_unequal_masks_learn_from_every_sample_alike",
+        "test_masked_loss_on_ranks_weighs_every_sample_equally",
     ),
     "Faithful rehearsal": (
-        "scenarios/test_deadlocks.py::test_within_a_function_that_is_launched",
-        "scenarios/test_launcher.py::TestFailures::"
-        "test_a_collective_that_does_not_fit_names_cells_and_lines",
+        "scenarios/test_deadlocks.py::test_deadlock_inside_torch_xla_launch_counts_collectives",
+        "scenarios/test_launcher.py::TestFailures::test_collective_mismatch_names_cells_and_lines",
     ),
     "Libraries run unmodified": (
-        "scenarios/test_launcher.py::TestThatWorks::test_dataloader_workers_work_in_ranks",
+        "scenarios/test_launcher.py::TestThatWorks::test_dataloader_workers_run_in_ranks",
         "scenarios/test_libraries.py::test_accelerate_uses_the_ranks_of_the_run",
     ),
     "A pod is one more option": (
         "scenarios/test_places.py::test_a_train_cell_runs_on_every_host",
-        "scenarios/test_places.py::test_a_host_that_differs_is_refused_before_anything_starts",
+        "scenarios/test_places.py::test_host_that_refuses_ssh_is_named_before_anything_starts",
     ),
-    "Cost control": ("scenarios/test_auto_stop.py::test_it_is_taken_back_or_refused",),
+    "Cost control": ("scenarios/test_auto_stop.py::test_auto_stop_is_cancelled_or_refused",),
     "Shared machines": (
-        "runs/test_ownership.py::test_what_another_user_put_into_returns_is_not_unpickled",
-        "scenarios/test_launcher.py::test_what_the_kernel_and_the_supervisor_write_is_private",
+        "runs/test_ownership.py::test_returns_written_by_another_user_are_not_unpickled",
+        "scenarios/test_launcher.py::test_run_files_are_private_to_the_user",
     ),
     "A standalone script": (
-        "scenarios/test_launch.py::test_the_exported_script_calls_the_function_on_every_rank",
+        "scenarios/test_launch.py::test_launch_in_an_exported_script_runs_on_every_rank",
     ),
 }
 """By the title of a line: names of tests below `tests/`, without parameters."""

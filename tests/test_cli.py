@@ -69,7 +69,9 @@ class TestConvert:
         first = "%%tpu_train\nprint('first')"
         return write(tmp_path / "nb.ipynb", LOAD, first, TRAIN, parameters=PARAMETERS)
 
-    def test_to_standard_output(self, notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_convert_to_standard_output(
+        self, notebook: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert cli.main(["convert", str(notebook)]) == 0
         text = capsys.readouterr().out
         assert "# %% cell 4, on every core" in text
@@ -95,7 +97,7 @@ class TestConvert:
         assert "# left out (shell commands run once, in the notebook): !x --token …" in told.out
         assert "TOKEN" not in told.err
 
-    def test_to_a_file(
+    def test_convert_to_a_file(
         self, notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["convert", str(notebook), "-o", str(tmp_path / "script.py")]) == 0
@@ -106,7 +108,7 @@ class TestConvert:
             f"tpunb: cannot write {tmp_path}/no/script.py: No such file or directory\n"
         )
 
-    def test_another_cell(self, notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_convert_cell_option(self, notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["convert", str(notebook), "--cell", "3"]) == 0
         text = capsys.readouterr().out
         assert "print('first')" in text
@@ -117,7 +119,7 @@ class TestConvert:
         assert cli.main(["convert", str(notebook), "--cell", "9"]) == 1
         assert "has no code cell '9'" in capsys.readouterr().err
 
-    def test_a_cell_that_is_not_python(
+    def test_convert_of_a_cell_that_is_not_python(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert cli.main(["convert", str(write(tmp_path / "nb.ipynb", "a = 1", "b = ("))]) == 1
@@ -148,7 +150,7 @@ xm.mark_step()"""
 
 
 class TestLint:
-    def test_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lint_as_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1", OLD))]) == 1
         text = capsys.readouterr().out
         assert text.startswith(
@@ -157,7 +159,7 @@ class TestLint:
         )
         assert text.endswith("\n1 error, 1 hint\n")
 
-    def test_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lint_as_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["lint", "--json", str(write(tmp_path / "nb.ipynb", OLD))]) == 1
         found = json.loads(capsys.readouterr().out)
         assert [sorted(one) for one in found] == [
@@ -168,7 +170,9 @@ class TestLint:
             ("old-name", 1, 3),
         ]
 
-    def test_several(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lint_of_several_notebooks(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         one, two = write(tmp_path / "one.ipynb", OLD), write(tmp_path / "two.ipynb", "x = 1")
         gone = tmp_path / "gone.ipynb"
         assert cli.main(["lint", str(two), str(two)]) == 0
@@ -194,7 +198,9 @@ class TestLint:
         assert program == "tpunb"
         assert cli.make_parser().parse_args([*arguments, "a.ipynb", "b.ipynb"]).notebooks
 
-    def test_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_lint_of_a_clean_notebook(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1"))]) == 0
         assert capsys.readouterr().out == "No problems found.\n"
         assert cli.main(["lint", "--json", str(tmp_path / "nb.ipynb")]) == 0
@@ -202,7 +208,7 @@ class TestLint:
 
 
 class TestMigrate:
-    def test_to_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_migrate_to_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         given = write(tmp_path / "nb.ipynb", "x = 1", OLD)
         before = given.read_bytes()
         assert cli.main(["migrate", str(given)]) == 0
@@ -216,7 +222,7 @@ class TestMigrate:
         assert (tmp_path / "again.ipynb").read_bytes() == made.read_bytes()
         assert cli.main(["lint", str(made)]) == 0
 
-    def test_the_diff_writes_nothing(
+    def test_migrate_diff_writes_nothing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         given = write(tmp_path / "nb.ipynb", OLD)
@@ -227,7 +233,7 @@ class TestMigrate:
         assert "rewritten" in said.err
         assert list(tmp_path.iterdir()) == [given]
 
-    def test_without_libcst(
+    def test_migrate_without_libcst(
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -241,7 +247,7 @@ class TestMigrate:
         assert "libcst is needed for `tpunb migrate`" in (error := capsys.readouterr().err)
         assert "pip install 'tpunb[migrate]'" in error
 
-    def test_a_notebook_that_trains(self, tmp_path: Path) -> None:
+    def test_migrate_of_a_notebook_that_trains(self, tmp_path: Path) -> None:
         launch = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
         launch += "def f(index):\n    print(index)\nxmp.spawn(f, nprocs=8, start_method='fork')"
         given = write(tmp_path / "nb.ipynb", launch)
@@ -255,7 +261,7 @@ class TestMigrate:
 class TestDiagnose:
     LOG = "[0] step 1\n[1 err] OSError: [Errno 28] No space left on device\n"
 
-    def test_a_log(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_diagnose_log_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "log").write_text(self.LOG)
         assert cli.main(["diagnose", str(tmp_path / "log"), "--returncode", "1"]) == 0
         text = capsys.readouterr().out
@@ -267,14 +273,16 @@ class TestDiagnose:
         assert sorted(found[0]) == ["cause", "confidence", "evidence", "fix", "id"]
         assert found[0]["id"] == "disk-full"
 
-    def test_standard_input(
+    def test_diagnose_standard_input(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(self.LOG.encode())))
         assert cli.main(["diagnose", "-"]) == 0
         assert "[disk-full]" in capsys.readouterr().out
 
-    def test_no_known_cause(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_diagnose_without_a_known_cause(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "log").write_text("one\nValueError: the moon is full\ntwo\n")
         assert cli.main(["diagnose", str(tmp_path / "log")]) == 1
         assert capsys.readouterr().out == (
@@ -309,7 +317,7 @@ def two_runs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -
         (["x = 2\nprint(x)"], "", "x", ": no cell of it is tagged `parameters`; tag the one"),
     ],
 )
-def test_a_parameter_that_changes_nothing_is_refused(
+def test_unknown_notebook_parameter_is_refused(
     tmp_path: Path, cells: list[str], parameters: str, name: str, words: str
 ) -> None:
     given = write(tmp_path / "nb.ipynb", *cells, parameters=parameters)
@@ -319,13 +327,13 @@ def test_a_parameter_that_changes_nothing_is_refused(
 
 
 @pytest.mark.parametrize("name", ["lr", "seed"])
-def test_parameters_that_a_cell_uses(tmp_path: Path, name: str) -> None:
+def test_notebook_parameter_used_by_a_cell_is_accepted(tmp_path: Path, name: str) -> None:
     given = write(tmp_path / "nb.ipynb", "%time\nprint(seed)", "x = (", parameters="lr = 1")
     refuse_unknown(given, {name: "1"})
 
 
 class TestRun:
-    def test_parameters_and_cores(self, tmp_path: Path) -> None:
+    def test_run_with_parameters_and_cores(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, TRAIN, "print(name)", parameters=PARAMETERS)
         words = ["-p", "epochs", "4", "-p", "name", "b c", "--cores", "1"]
         done = tpunb(tmp_path, "run", "nb.ipynb", "made/out.ipynb", *words)
@@ -357,7 +365,7 @@ class TestRun:
         assert (done.returncode, done.stdout) == (1, "")
         assert errors(done) == "tpunb: nb.ipynb: no cell ran %%tpu_train\n"
 
-    def test_a_kernel_that_dies(self, tmp_path: Path) -> None:
+    def test_kernel_death_is_reported(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", "import os\nos._exit(1)")
         done = tpunb(tmp_path, "run", "nb.ipynb")
         assert done.returncode == 1
@@ -397,14 +405,14 @@ class TestListings:
     def _there(self, two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(two_runs)
 
-    def test_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_runs_table(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs"]) == 0
         heads, two, one = capsys.readouterr().out.splitlines()
         assert heads.split() == ["run", "state", "cores", "time", "started", "best", "parameters"]
         assert re.match(r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one)
         assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)
 
-    def test_runs_elsewhere(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_runs_of_another_folder(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs", "--runs", "/nowhere"]) == 0
         assert capsys.readouterr().out == "There are no runs in /nowhere yet.\n"
         assert cli.main(["runs", "/nowhere"]) == 0
@@ -449,7 +457,7 @@ class TestListings:
         assert message in error
         assert error.count("\n") == 1
 
-    def test_logs_steer_no_terminal(
+    def test_logs_remove_terminal_control_sequences(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         title, red = "\x1b]0;owned\x07\x1bc\x1b[6n\x9b5n", "\x1b[31mred\x1b[0m"
@@ -478,7 +486,7 @@ class TestListings:
         assert cli.main(["stop"]) == 1
         assert "last run: run " in capsys.readouterr().err
 
-    def test_a_reader_that_closes_the_pipe(self, two_runs: Path) -> None:
+    def test_logs_to_a_closed_pipe(self, two_runs: Path) -> None:
         [run, _] = list_runs(two_runs / "runs")
         large = RunDir(two_runs / "large" / run.id)
         shutil.copytree(run.path, large.path)
@@ -514,7 +522,7 @@ class TestClean:
 
     OTHERS = frozenset({"29_tensorboard", "mine"})
 
-    def test_asks_first(
+    def test_clean_asks_first(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -537,7 +545,7 @@ class TestClean:
         assert cli.main(["clean"]) == 0
         assert capsys.readouterr().out == f"There is nothing to remove in {folder}.\n"
 
-    def test_without_a_terminal_it_refuses(self, folder: Path) -> None:
+    def test_clean_without_a_terminal_is_refused(self, folder: Path) -> None:
         done = subprocess.run(
             command("clean"),
             cwd=folder.parent,
@@ -552,7 +560,7 @@ class TestClean:
         )
         assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
 
-    def test_what_is_kept(self, folder: Path) -> None:
+    def test_clean_keep_and_older_than_options(self, folder: Path) -> None:
         assert cli.main(["clean", "-y", "--keep", "3"]) == 0
         assert len(self.left(folder)) == 3 + len(self.OTHERS)
         young = made(folder, "young", state="failed")
@@ -563,7 +571,7 @@ class TestClean:
         assert cli.main(["clean", "-y", "--older-than", "0.01"]) == 0
         assert self.left(folder) == self.OTHERS
 
-    def test_active_runs_are_never_removed(self, folder: Path) -> None:
+    def test_clean_never_removes_active_runs(self, folder: Path) -> None:
         on, starting = made(folder, "on"), made(folder, "starting")
         starting.lock.unlink()
         with open(on.lock) as lock:
@@ -574,7 +582,7 @@ class TestClean:
             listing.remove_runs(later)
             assert self.left(folder) == {"on", "starting", *self.OTHERS}
 
-    def test_a_folder_left_half_written_by_a_crash(self, folder: Path) -> None:
+    def test_clean_removes_run_folders_left_by_a_crash(self, folder: Path) -> None:
         for name in ("empty", "early", "cut"):
             (folder / f"20251231-235959-{name}").mkdir()
         (folder / "20251231-235959-early/script.py").write_text("a = 1")
@@ -597,7 +605,7 @@ class TestClean:
             (["--keep=x"], "'x' is not a whole"),
         ],
     )
-    def test_what_is_refused(
+    def test_clean_options_that_are_refused(
         self, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with pytest.raises(SystemExit) as ended:
@@ -632,7 +640,7 @@ def test_without_a_command() -> None:
 
 
 @pytest.mark.parametrize("cores", ["0", "-1", "two", "1.5"])
-def test_cores_are_checked_at_once(cores: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cores_option_is_checked_at_once(cores: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "nb.ipynb", f"--cores={cores}"])
     assert ended.value.code == 2

@@ -61,7 +61,7 @@ def run(pytester: pytest.Pytester, text: str, patience: float) -> pytest.RunResu
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "ignore::ResourceWarning")
 
 
-def test_what_is_left_is_named_and_ended(pytester: pytest.Pytester) -> None:
+def test_left_processes_are_named_and_ended(pytester: pytest.Pytester) -> None:
     result = run(pytester, LEAVING, 1.0)
     result.assert_outcomes(passed=4, errors=3)
     named = [line.split(":")[0] for line in result.outlines if "time.sleep(60)" in line]
@@ -82,6 +82,6 @@ def test_helpers_of_a_shared_process_must_end_with_it(pytester: pytest.Pytester)
     assert "sleep 60" in "\n".join(result.outlines)
 
 
-def test_this_session_is_looked_after(request: pytest.FixtureRequest) -> None:
+def test_process_check_is_active_in_this_session(request: pytest.FixtureRequest) -> None:
     assert "_no_process_left_by_test" in request.fixturenames
     assert "TPUNB_TEST" in os.environ

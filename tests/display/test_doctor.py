@@ -64,7 +64,7 @@ def test_a_requested_tpu_that_is_missing(tmp_path: Path) -> None:
     assert "0 TPU" not in text.split("device", 1)[1]
 
 
-def test_ready(tmp_path: Path) -> None:
+def test_doctor_report_of_a_ready_tpu(tmp_path: Path) -> None:
     report = found("v5e-8", tmp_path)
     text = doctor.report_text(report)
     first, *rows = text.splitlines()

@@ -67,7 +67,7 @@ def printed(value: object) -> str:
     return file.getvalue()
 
 
-def test_a_result(shell: InteractiveShell, make_result: Callable[..., RunResult]) -> None:
+def test_result_card(shell: InteractiveShell, make_result: Callable[..., RunResult]) -> None:
     curves = {"<loss>": ((0, 4.0), (1, 3.0), (2, 2.0)), "one": ((0, 1.0), (1, 1.0))}
     summary = Summary((Best("<loss>", 2.0, 2),), curves=curves)
     result = make_result(summary=summary, returns={"w": 1})
@@ -82,7 +82,7 @@ def test_a_result(shell: InteractiveShell, make_result: Callable[..., RunResult]
     assert printed(result) == f"{result}\n"
 
 
-def test_a_failed_result(shell: InteractiveShell, make_result: Callable[..., RunResult]) -> None:
+def test_failed_result_card(shell: InteractiveShell, make_result: Callable[..., RunResult]) -> None:
     card = html(shell, make_result("failed", diagnoses=(KNOWN,)))
     assert card is not None
     assert "<b>rank 2 failed in cell [7], line 3: ValueError: no data</b>" in card
@@ -112,7 +112,7 @@ def test_the_card_of_a_failure_contains_the_whole_error(
     assert f"stacks of all ranks: {tmp_path / 'attempts'}" in card
 
 
-def test_below_its_own_card_a_line_is_enough(
+def test_result_below_its_own_card_is_one_line(
     shell: InteractiveShell,
     make_result: Callable[..., RunResult],
     tmp_path: Path,
@@ -145,7 +145,7 @@ def test_diagnoses(shell: InteractiveShell) -> None:
     assert repr(diagnose("all is well", 0)) == "[]"
 
 
-def test_a_snapshot(shell: InteractiveShell) -> None:
+def test_snapshot_card(shell: InteractiveShell) -> None:
     assert repr(SNAPSHOT).splitlines() == [
         "Snapshot of digits (digits.ipynb), from JupyterLab: 2 code cells",
         "the train cell is cell [4]",

@@ -52,11 +52,11 @@ def test_each_rank_has_a_badge() -> None:
     assert "rank 3 behind (3 steps)" in describe_badges(badges)
 
 
-def test_before_anything_is_known_all_are_starting() -> None:
+def test_badges_show_all_ranks_starting_at_first() -> None:
     assert describe_badges(rank_badges(4, [], {}, [])) == "ranks 0-3 starting"
 
 
-def test_quick_ranks_are_not_behind_because_they_were_looked_at_a_moment_apart() -> None:
+def test_badges_of_fast_ranks_sampled_apart_are_not_behind() -> None:
     life = [RankSnapshot(begun=True, steps=steps) for steps in (100, 95, 84)]
     assert [badge.word for badge in rank_badges(3, life, {}, [], 10.0)] == [
         "running",
@@ -78,7 +78,7 @@ def test_a_card_stays_small_when_many_ranks_are_odd() -> None:
     )
 
 
-def test_after_a_hang_the_rank_that_the_others_waited_for_stands_out() -> None:
+def test_badges_after_a_hang_highlight_the_missing_rank() -> None:
     waits, works = RankSnapshot(begun=True, waiting=True), RankSnapshot(begun=True)
     exits = dict.fromkeys(range(4), -15)
     badges = rank_badges(4, [waits, waits, waits, works], exits, [], hung=True)
@@ -96,7 +96,7 @@ def sparkline(*values: float) -> Sparkline:
     return line
 
 
-def test_as_text() -> None:
+def test_sparkline_as_text() -> None:
     assert sparkline(0, 1, 2, 3, 4, 5, 6, 7).text() == "▁▂▃▄▅▆▇█"
     assert sparkline(3, 2, 1).text() == "█▅▁" or sparkline(3, 2, 1).text() == "█▄▁"
     assert sparkline(2, 2).text() == ""  # all values are equal
@@ -106,7 +106,7 @@ def test_as_text() -> None:
     assert sparkline(1, math.nan, math.inf).text() == ""
 
 
-def test_many_values_are_joined_and_keep_their_course() -> None:
+def test_sparkline_of_many_values_keeps_its_shape() -> None:
     line = sparkline(*(float(n) for n in range(100_000)))
     assert POINTS <= len(line.values) < 2 * POINTS
     assert line.values == sorted(line.values)
@@ -116,7 +116,7 @@ def test_many_values_are_joined_and_keep_their_course() -> None:
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), tuple(math.sin(n) for n in range(500))])
-def test_the_picture_lies_within_its_size(values: tuple[float, ...]) -> None:
+def test_sparkline_image_stays_within_its_size(values: tuple[float, ...]) -> None:
     url = sparkline(*values).image("#2f81f7")
     svg = base64.b64decode(url.partition("base64,")[2]).decode()
     points = re.search(r'points="([^"]+)"', svg)

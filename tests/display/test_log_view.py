@@ -65,7 +65,7 @@ def failed(rank: int | None, traceback: str = "") -> Failure:
     return Failure(rank, 1, -11, "SIGSEGV", "Signal", "was killed", None, None, traceback, 0.0)
 
 
-def test_lines_have_the_ranks_that_wrote_them() -> None:
+def test_log_lines_are_prefixed_with_their_ranks() -> None:
     shown = Shown()
     for rank in range(4):
         shown.feed(rank, f"hello\nI am {rank}\ndone\n")
@@ -114,7 +114,7 @@ def test_stdout_and_stderr_keep_the_order_in_which_they_came() -> None:
     assert shown.text == "[1] out 1\n[1] err 1\n[1] out 2\n"
 
 
-def test_notes_stand_alone_and_before_the_lines_that_came_with_them() -> None:
+def test_notes_are_printed_without_a_rank_prefix() -> None:
     shown = Shown(logs=frozenset())
     shown.feed(0, "unseen\n")
     shown.stream.note("every rank runs the prelude itself: cell [3]", shown.now)
@@ -279,7 +279,7 @@ def test_the_last_lines_of_a_failed_rank_are_shown_even_if_the_rank_is_not(
     assert shown.text.splitlines() == ["last lines of rank 2 on stderr:", *expected]
 
 
-def test_the_last_words_come_though_they_were_left_out_of_a_flood() -> None:
+def test_last_stderr_lines_of_a_failed_rank_are_shown_after_a_flood() -> None:
     shown = Shown()
     shown.feed(2, "the cause\n", "stderr")
     for _ in range(3):
@@ -340,7 +340,7 @@ def fail(
     return failure
 
 
-def test_how_its_text_is_split_makes_no_difference(tmp_path_factory: Any) -> None:
+def test_traceback_filter_does_not_depend_on_how_text_is_split(tmp_path_factory: Any) -> None:
     run = RunDir(tmp_path_factory.mktemp("run"))
     fail(run, 1)
 
@@ -359,7 +359,7 @@ def test_how_its_text_is_split_makes_no_difference(tmp_path_factory: Any) -> Non
     check()
 
 
-def test_before_a_rank_has_failed_its_text_stays(tmp_path: Path) -> None:
+def test_traceback_filter_keeps_text_of_a_rank_that_has_not_failed(tmp_path: Path) -> None:
     tracebacks = TracebackFilter(RunDir(tmp_path))
     assert tracebacks.remove(0, TRACEBACK) == TRACEBACK
     assert tracebacks.failure(0) is None
@@ -378,7 +378,7 @@ def test_the_end_shows_the_tracebacks_other_than_the_first_failure(
     assert list(tracebacks.end(make_result("failed", failures=(first,)))) == [(2, other)]
 
 
-def test_text_that_begins_like_a_traceback_and_a_stopped_run(
+def test_traceback_filter_returns_held_text_at_the_end_of_a_stopped_run(
     tmp_path: Path, make_result: Callable[..., RunResult]
 ) -> None:
     run = RunDir(tmp_path)
@@ -390,7 +390,7 @@ def test_text_that_begins_like_a_traceback_and_a_stopped_run(
     assert list(tracebacks.end(make_result("interrupted"))) == [(0, "Trace"), (1, TRACEBACK)]
 
 
-def test_another_attempt_gives_those_of_the_last(tmp_path: Path) -> None:
+def test_traceback_filter_returns_tracebacks_when_a_retry_begins(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     fail(run, 0)
     again = fail(run, 0, attempt=1, line=5)

@@ -34,7 +34,9 @@ from tpunb.runs.spec import PhaseKind
         ([Bar("", 0, 0)], None, "step 0 of 0"),
     ],
 )
-def test_how_far(bars: list[Bar], share: float | None, words: str) -> None:
+def test_progress_fraction_and_text_of_bars(
+    bars: list[Bar], share: float | None, words: str
+) -> None:
     assert fraction(bars) == (None if share is None else pytest.approx(share))
     assert describe_bars(bars) == words
 
@@ -55,21 +57,21 @@ def test_how_far(bars: list[Bar], share: float | None, words: str) -> None:
         (600.0, 0.0, 750.0, "12 min 30 s (took 10 min 00 s before)"),
     ],
 )
-def test_how_long_a_prelude_takes(
+def test_prelude_time_left_text(
     expected: float | None, rest: float | None, elapsed: float, words: str
 ) -> None:
     phase = Phase(PhaseKind.PRELUDE, "prelude", expected=expected, rest=rest)
     assert describe_wait(phase, elapsed) == words
 
 
-def test_of_several_ranks_the_last_counts() -> None:
+def test_progress_is_that_of_the_slowest_rank() -> None:
     assert slowest_bars({0: [Bar("", 5, 9)], 1: [Bar("", 4, 9)], 2: [Bar("", 6, 9)]}) == [
         Bar("", 4, 9)
     ]
     assert slowest_bars({}) == ()
 
 
-def test_a_speed_is_that_of_the_last_seconds() -> None:
+def test_speed_is_measured_over_the_last_seconds() -> None:
     speed = Speed()
     assert speed.per_second() is None
     for second in range(100):
@@ -81,7 +83,7 @@ def test_a_speed_is_that_of_the_last_seconds() -> None:
     assert speed.per_second() == pytest.approx(5)
 
 
-def test_the_time_left_follows_from_the_finished_share() -> None:
+def test_time_left_is_estimated_from_the_finished_share() -> None:
     left = TimeLeft()
     assert left.seconds(0.0, None) is None
     assert left.seconds(100.0, 0.2) is None  # the run was resumed at this share

@@ -111,7 +111,7 @@ def test_a_run_from_end_to_end(
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_of_a_run_that_prints_much_the_first_lines_stay_and_the_newest_are_replaced(
+def test_log_flood_keeps_first_lines_and_replaces_the_newest(
     open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], *, batch: bool
 ) -> None:
     notebook = Notebook(batch=batch)
@@ -142,7 +142,7 @@ def test_of_a_run_that_prints_much_the_first_lines_stay_and_the_newest_are_repla
     assert len(updates) <= (5 if batch else 25)
 
 
-def test_the_last_lines_come_though_they_were_counted_a_moment_before(
+def test_log_flood_shows_the_last_lines_at_the_end(
     open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
 ) -> None:
     notebook = Notebook()
@@ -209,7 +209,7 @@ def test_a_terminal_gets_a_line_when_the_state_changes_and_now_and_then(
     ]
 
 
-def test_a_place_below_the_working_directory_is_short(
+def test_run_folder_below_the_working_directory_is_shown_relative(
     make_spec: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,7 +221,7 @@ def test_a_place_below_the_working_directory_is_short(
     assert " · runs/one · updated " in notebook.of("status")[0]
 
 
-def test_outside_a_kernel_there_is_only_text() -> None:
+def test_front_end_outside_a_kernel_publishes_only_text() -> None:
     assert current_front_end().publish is None
 
 

@@ -166,7 +166,7 @@ def test_one_rank_is_not_called_ranks(make: Callable[..., Status]) -> None:
     assert make(RanksStarted(0, (1,)), world_size=1).state() == ("starting", "1 of 1 rank")
 
 
-def test_only_time_and_numbers_leave_the_state_alone(
+def test_state_ignores_changes_of_time_and_numbers(
     make: Callable[..., Status], clock: Clock
 ) -> None:
     status = make(STARTED)
@@ -219,7 +219,7 @@ def test_the_status_of_an_ended_run(
     assert not status.running
 
 
-def test_the_summary_stays(
+def test_summary_and_advice_stay_on_the_card(
     make: Callable[..., Status], make_result: Callable[..., RunResult]
 ) -> None:
     status = make(STARTED, life(4, 4, compilations=3, compile_seconds=1.0))
@@ -550,7 +550,7 @@ def test_a_failure_is_shown_with_its_lines_and_what_to_do(
         (90_061, "25 h 01 min"),
     ],
 )
-def test_span(seconds: float, words: str) -> None:
+def test_duration_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 

@@ -88,7 +88,7 @@ def nb() -> dict[str, Any]:
         ),
     ],
 )
-def test_how_a_function_is_called(
+def test_call_source_of_a_function_with_arguments(
     nb: dict[str, Any], fn: str, args: tuple[Any, ...], text: str
 ) -> None:
     call = calls.write_call(eval(fn, nb), args, nb)
@@ -120,7 +120,7 @@ def test_a_function_without_a_name_is_refused(nb: dict[str, Any], fn: str, words
         calls.write_call(eval(fn, nb), () if "fit" not in fn else (1,), nb)
 
 
-def test_a_name_that_is_now_another_object(nb: dict[str, Any]) -> None:
+def test_function_whose_name_was_redefined_is_refused(nb: dict[str, Any]) -> None:
     old = nb["other"]
     del nb["second"]
     exec("def other(): return 2", nb)
@@ -142,7 +142,7 @@ def test_a_name_that_is_now_another_object(nb: dict[str, Any]) -> None:
         ("functools.partial(generator)", (), "`generator` is a generator function"),
     ],
 )
-def test_what_cannot_be_called_is_refused(
+def test_callables_that_cannot_be_launched_are_refused(
     nb: dict[str, Any], fn: str, args: Any, words: str
 ) -> None:
     exec("async def coroutine(): pass\ndef generator(): yield", nb)
@@ -150,7 +150,7 @@ def test_what_cannot_be_called_is_refused(
         calls.write_call(eval(fn, nb), args, nb)
 
 
-def test_values_that_are_not_plain_are_passed_in_a_file(nb: dict[str, Any]) -> None:
+def test_arguments_that_are_not_plain_are_passed_in_a_file(nb: dict[str, Any]) -> None:
     tensor, long = torch.ones(2), "x" * 300
     call = calls.write_call(nb["train"], (tensor, 2, long, {1}), nb)
     assert (
@@ -188,7 +188,9 @@ def test_an_argument_that_cannot_be_pickled_is_named_and_leaves_no_file(tmp_path
     assert not path.exists()
 
 
-def test_a_class_that_ranks_do_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_class_that_ranks_cannot_rebuild_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main = sys.modules["__main__"]
     kind = FunctionType(compile("0", "x", "eval"), {}, "of_a_cell")
     kind.__module__, kind.__qualname__ = "__main__", "of_a_cell"
@@ -200,6 +202,6 @@ def test_a_class_that_ranks_do_not_have(tmp_path: Path, monkeypatch: pytest.Monk
         Arguments(path)["kind"]
 
 
-def test_names_for_people(nb: dict[str, Any]) -> None:
+def test_display_names_of_launched_functions(nb: dict[str, Any]) -> None:
     named = [nb["train"], functools.partial(nb["train"], 1), lambda: 1, nb["trainer"], json.dumps]
     assert [calls.name_of(fn) for fn in named] == ["train", "train", "lambda", "Trainer", "dumps"]

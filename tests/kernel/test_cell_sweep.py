@@ -39,7 +39,7 @@ def lines(nb: Kernel, name: str) -> list[str]:
     return (nb.folder / name).read_text().splitlines()
 
 
-def test_a_grid_in_a_cell(nb: Kernel) -> None:
+def test_grid_option_runs_trials_and_resumes_failed_ones(nb: Kernel) -> None:
     ran = nb.run(TRAIN, "train").good()
     assert "4 trials: 3 complete, 1 failed · best loss 0 in trial 2" in shown(ran)
     # Values computed from a parameter match it; cells that use no parameter ran once.
@@ -56,7 +56,7 @@ def test_a_grid_in_a_cell(nb: Kernel) -> None:
     assert len(lines(nb, "ran.txt")) == 5  # only the failed trial runs again
 
 
-def test_a_module_that_has_changed_is_another_sweep(nb: Kernel) -> None:
+def test_changed_module_makes_another_sweep(nb: Kernel) -> None:
     cell = (
         "%%tpu_train --cores 1 --grid rate=0.1\nimport mine\nopen('said.txt', 'a').write(mine.said)"
     )
@@ -75,6 +75,6 @@ def test_a_module_that_has_changed_is_another_sweep(nb: Kernel) -> None:
         ("--grid rate=1 --bg", "--grid cannot be combined with --bg"),
     ],
 )
-def test_what_is_refused(nb: Kernel, options: str, said: str) -> None:
+def test_sweep_options_that_are_refused(nb: Kernel, options: str, said: str) -> None:
     ran = nb.run(f"%%tpu_train {options}\npass", "refused")
     assert said in shown(ran)

@@ -30,7 +30,7 @@ def offered(shell: InteractiveShell, cell: str) -> set[str]:
         return {one.text for one in found}
 
 
-def test_options_and_runs(shell: InteractiveShell, tmp_path: Path) -> None:
+def test_completion_of_options_and_run_ids(shell: InteractiveShell, tmp_path: Path) -> None:
     first, second = (made(tmp_path / "runs", name) for name in "ab")
     cell = "%%tpu_train --cores 2 --ret\nprint(1)"
     assert {"--returns", "--retries"} <= offered(shell, cell)

@@ -63,7 +63,7 @@ class Asked:
         (20.0, Estimate(unknown="no zone"), 60.0, True),
     ],
 )
-def test_a_question_is_asked_where_it_may_cost_more(
+def test_cost_question_above_the_limit_of_the_place(
     ask_above: float | None, estimate: Estimate, timeout: float | None, asks: bool
 ) -> None:
     options = TrainOptions(timeout=timeout)
@@ -74,7 +74,7 @@ def test_a_question_is_asked_where_it_may_cost_more(
     assert len(asked.prompts) == asks
 
 
-def test_many_runs_are_asked_about_together() -> None:
+def test_cost_question_for_many_runs_together() -> None:
     """Each alone would start without a question."""
     found, options = target(20.0, Estimate(PRICE)), TrainOptions(timeout=3600.0)
     for runs, asks in ((0, False), (1, False), (2, False), (3, True)):
@@ -98,7 +98,9 @@ def test_many_runs_are_asked_about_together() -> None:
         (KeyboardInterrupt(), "nothing was started"),
     ],
 )
-def test_nothing_starts_without_a_yes(answer: str | BaseException, told: str) -> None:
+def test_cost_question_not_answered_yes_starts_nothing(
+    answer: str | BaseException, told: str
+) -> None:
     with pytest.raises(TpunbError) as raised:
         cost.confirm(target(20.0, Estimate(PRICE)), TrainOptions(), Asked(answer))
     assert told in str(raised.value)

@@ -29,7 +29,7 @@ def importing_xla(kernel: pytest.MonkeyPatch, *, pjrt: str, runs: bool = False) 
     kernel.setenv("PJRT_DEVICE", pjrt)
 
 
-def test_it_is_the_cpu_until_the_tpu_is_asked_for(kernel: pytest.MonkeyPatch) -> None:
+def test_kernel_device_is_cpu_unless_tpu_is_requested(kernel: pytest.MonkeyPatch) -> None:
     assert (
         device.choose_device()
         == "the kernel uses XLA on CPU, so that runs can take a TPU (PJRT_DEVICE=CPU)"
@@ -41,7 +41,7 @@ def test_it_is_the_cpu_until_the_tpu_is_asked_for(kernel: pytest.MonkeyPatch) ->
     assert os.environ["PJRT_DEVICE"] == "TPU"
 
 
-def test_the_persons_own_choice_stays(kernel: pytest.MonkeyPatch) -> None:
+def test_kernel_device_set_by_the_user_is_kept(kernel: pytest.MonkeyPatch) -> None:
     kernel.setenv("PJRT_DEVICE", "TPU")
     assert device.user_set_pjrt_device([])
     assert device.choose_device(set_by_user=True) is None

@@ -31,11 +31,11 @@ from tpunb.xla import launchers
         ("launch()", [7], 1),
     ],
 )
-def test_the_line_in_the_cell(source: str, lines: list[int], line: int) -> None:
+def test_line_of_a_call_within_its_cell(source: str, lines: list[int], line: int) -> None:
     assert cell_line(source, lines) == line
 
 
-def test_options_are_those_of_a_train_cell() -> None:
+def test_launch_options_match_those_of_a_train_cell() -> None:
     """All options but those for cells only; this fails for a new option until it is decided."""
     for_cells = {"returns", "out", "dry_run", "background", "detach", "stop_when_done", "idle"}
     for_cells.add("grid")  # for functions there are loops and tpunb.sweep
@@ -44,7 +44,7 @@ def test_options_are_those_of_a_train_cell() -> None:
     assert arguments - {"raises"} == declared - {"no_raise"}
 
 
-def test_defaults_are_those_of_a_train_cell() -> None:
+def test_launch_defaults_match_those_of_a_train_cell() -> None:
     parameters = inspect.signature(tpunb.launch).parameters
     for item, _ in declarations(TrainOptions):
         if item.name in parameters and item.name != "env":
@@ -72,17 +72,21 @@ def test_names_of_variables_are_checked(name: str) -> None:
 
 @pytest.mark.usefixtures("outside_run")
 class TestInAProcessThatIsOneCore:
-    def test_a_script_calls_the_function(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_launch_in_a_script_calls_the_function(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         result = tpunb.launch(lambda x: x + 1, args=(1,), name="sum", cores=4)
         assert (result.state, result.name, result.world_size) == ("succeeded", "sum", 1)
         assert (result.returns, result.dir) == ({"value": 2}, Path.cwd())
         assert capsys.readouterr().out == "cores=4 is ignored: 1 rank runs\n"
 
-    def test_an_error_is_the_functions_own(self) -> None:
+    def test_launch_in_a_script_raises_the_exception_of_the_function(self) -> None:
         with pytest.raises(ZeroDivisionError):
             tpunb.launch(lambda: 1 / 0)
 
-    def test_so_does_a_rank(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_launch_in_a_rank_calls_the_function(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         for name, value in {"TPUNB_RUN": str(tmp_path), "RANK": "1", "WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
         with launchers.calling_here(1):
@@ -90,7 +94,7 @@ class TestInAProcessThatIsOneCore:
         assert (result.returns["value"], result.world_size) == (os.getpid(), 2)
         assert result.dir == tmp_path
 
-    def test_a_prelude_starts_no_runs(
+    def test_launch_in_a_prelude_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("TPUNB_RUN", str(tmp_path))

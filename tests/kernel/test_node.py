@@ -81,32 +81,34 @@ def test_a_run_for_other_hosts_is_refused(make: Make) -> None:
 
 
 class TestKey:
-    def test_it_comes_on_the_first_line(self, make: Make) -> None:
+    def test_key_from_the_first_line_of_standard_input(self, make: Make) -> None:
         made = make(Start(KEY, {"TOKEN": "x"}), key_file="-")
         started = made._read_start()
         assert started == Start(KEY, {"TOKEN": "x"})
         assert made._key(started, TWO) == KEY
 
-    def test_or_in_a_file(self, make: Make, tmp_path: Path) -> None:
+    def test_key_from_a_file(self, make: Make, tmp_path: Path) -> None:
         (tmp_path / "key").write_text(f"{KEY}\n")
         assert make(key_file=str(tmp_path / "key"))._key(None, TWO) == KEY
 
     @pytest.mark.parametrize("key", ["", "short", "abcd", "zz" * 32])
-    def test_several_hosts_need_a_good_one(self, make: Make, tmp_path: Path, key: str) -> None:
+    def test_key_that_is_too_short_is_refused_for_several_hosts(
+        self, make: Make, tmp_path: Path, key: str
+    ) -> None:
         (tmp_path / "key").write_text(key)
         with pytest.raises(SetupError, match="at least 32 hexadecimal digits"):
             make(key_file=str(tmp_path / "key"))._key(None, TWO)
 
-    def test_one_host_needs_none(self, make: Make) -> None:
+    def test_key_is_generated_for_a_single_host(self, make: Make) -> None:
         assert len(make()._key(None, replace(TWO, nnodes=1, node_rank=0))) == 64
 
-    def test_a_first_line_that_is_not_a_message(self, make: Make) -> None:
+    def test_first_line_of_standard_input_that_is_not_a_message(self, make: Make) -> None:
         with pytest.raises(TpunbError, match="the first line of standard input does not contain"):
             make(Stop(), key_file="-")._read_start()
 
 
 class TestVariables:
-    def test_they_are_read_and_the_file_is_removed(self, make: Make, tmp_path: Path) -> None:
+    def test_variables_file_is_read_and_removed(self, make: Make, tmp_path: Path) -> None:
         file = tmp_path / node.VARIABLES
         file.write_text(json.dumps({"TOKEN": "x"}))
         env = make()._environment(spec(), detect_machine({}), Start(KEY, {"OTHER": "y"}))
@@ -150,7 +152,7 @@ def test_the_metadata_server_is_queried_only_if_no_other_source_has_the_value(
         assert server.asked == []
 
 
-def test_the_spec_is_its_users_alone(make: Make, tmp_path: Path) -> None:
+def test_spec_file_is_private_to_the_user(make: Make, tmp_path: Path) -> None:
     make()._localized(spec(hosts=("h0", "h1")), TWO)
     assert stat.S_IMODE((tmp_path / "spec.json").stat().st_mode) == 0o600
 
@@ -169,12 +171,12 @@ def test_a_run_s_files_come_from_a_folder_that_is_mounted(make: Make, tmp_path: 
     assert stat.S_IMODE(script.parent.stat().st_mode) == 0o700
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_files_option_with_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(TpunbError, match=r"--files .*No such file"):
         node._copy_files(tmp_path / "nothing", tmp_path / "id")
 
 
-def test_half_a_line_is_the_last_one() -> None:
+def test_input_returns_an_incomplete_last_line() -> None:
     read, write = os.pipe()
     os.write(write, b"whole\nhal")
     os.close(write)
@@ -183,7 +185,9 @@ def test_half_a_line_is_the_last_one() -> None:
     os.close(read)
 
 
-def test_a_follower_ends_with_its_caller(tmp_path: Path, said: io.BytesIO) -> None:
+def test_attach_process_ends_with_its_caller_and_the_run_continues(
+    tmp_path: Path, said: io.BytesIO
+) -> None:
     """The run continues, and no process or file is left for each lost connection."""
     run = RunDir(tmp_path)
     run.write_spec(spec())

@@ -27,7 +27,7 @@ def test_every_magic_has_options_and_shows_them_to_the_question_mark() -> None:
         assert getattr(TpuMagics, parser.prog.lstrip("%")).__doc__ == parser.format_help()
 
 
-def test_defaults() -> None:
+def test_default_values_of_train_options() -> None:
     assert vars(parsed(options.TRAIN, "")) == {
         "cores": None,  # not given, unlike "all"
         "on": None,
@@ -86,7 +86,7 @@ def test_defaults() -> None:
         ("--no-raise", "no_raise", True),
     ],
 )
-def test_values(line: str, name: str, value: object) -> None:
+def test_option_values_are_parsed(line: str, name: str, value: object) -> None:
     assert getattr(parsed(options.TRAIN, line), name) == value
 
 
@@ -120,7 +120,7 @@ def test_values(line: str, name: str, value: object) -> None:
         ("--name 'x", "No closing quotation in: --name 'x"),
     ],
 )
-def test_what_is_wrong_is_named_with_the_magic(line: str, words: str) -> None:
+def test_option_errors_name_the_magic(line: str, words: str) -> None:
     with pytest.raises(UsageError) as refused:
         parsed(options.TRAIN, line)
     text = str(refused.value)
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named_with_the_magic(line: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["{cores}", "{cfg.cores}", "--cores={cores}", "$cores"])
-def test_names_that_the_notebook_does_not_have(word: str) -> None:
+def test_unknown_notebook_variable_in_an_option_line(word: str) -> None:
     """IPython replaces all fields of a line or none, so known names are left too."""
     name = "cfg" if "cfg" in word else "cores"
     line = f"--name {{known}} {word if '=' in word else f'--cores {word}'}"
@@ -153,7 +153,7 @@ def test_ranks_and_tail_of_logs() -> None:
         ("more", "%tpu_setup: unrecognized arguments: more"),
     ],
 )
-def test_what_setup_refuses(line: str, words: str) -> None:
+def test_setup_options_that_are_refused(line: str, words: str) -> None:
     with pytest.raises(UsageError) as refused:
         parsed(options.SETUP, line)
     assert str(refused.value).startswith(words)

@@ -137,7 +137,7 @@ def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched)
     assert 'alt="lr from 1 to 1"' in shown._chart.value
 
 
-def test_at_the_end_a_line_stands_where_the_widgets_were(watched: Watched, run: RunDir) -> None:
+def test_panel_is_replaced_by_a_line_at_the_end(watched: Watched, run: RunDir) -> None:
     watched.answer()
     watched.panel.end()
     assert watched.bundles[1:] == [{"text/plain": f"log: {run.log} (%tpu_logs searches it)"}]
@@ -161,7 +161,7 @@ def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None
     opened.end()
 
 
-def test_ranks_are_in_a_list(tmp_path: Path) -> None:
+def test_panel_has_a_rank_selector_for_many_ranks(tmp_path: Path) -> None:
     run = made(tmp_path, "many", cores=256)
     run.log.write_text("[0] a\n[255] b\n")
     watched = Watched(run)
@@ -174,7 +174,7 @@ def test_ranks_are_in_a_list(tmp_path: Path) -> None:
     watched.panel.end()
 
 
-def test_where_clicks_come_after_the_cell_it_is_shown_without_controls(run: RunDir) -> None:
+def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> None:
     watched = Watched(run, Clicks.AFTER_THE_CELL)
     watched.wait(0.1)  # there is no probe: no answer would come
     [bundle] = watched.bundles
@@ -205,7 +205,7 @@ def test_where_clicks_come_after_the_cell_it_is_shown_without_controls(run: RunD
         ((7, 4), {"publish": None}, Clicks.NEVER),
     ],
 )
-def test_when_clicks_are_heard(
+def test_click_handling_by_ipykernel_version_and_front_end(
     ipykernel: tuple[int, int],
     changes: dict[str, object],
     clicks: Clicks,
@@ -216,7 +216,7 @@ def test_when_clicks_are_heard(
     assert clicks_heard(replace(front, **changes)) is clicks  # type: ignore[arg-type]
 
 
-def test_ipykernels_private_name_is_there() -> None:
+def test_ipykernel_private_name_exists() -> None:
     """The name that sends clicks to the busy thread, in versions of ipykernel that have it."""
     from ipykernel.comm.comm import BaseComm
 

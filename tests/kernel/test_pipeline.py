@@ -107,7 +107,7 @@ def test_spmd_has_one_rank() -> None:
     assert note == "SPMD: one process drives all 4 rehearsal cores (cell [1] calls use_spmd())"
 
 
-def test_only_code_that_certainly_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_refuses_only_code_that_certainly_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     certain = Finding("retired-name", "error", 1, 1, "it fails", "mend it", certain=True)
     request(notebook(SMALL, HINT)).raise_for_lint()
     with pytest.raises(LintError) as refused:

@@ -40,7 +40,7 @@ def delivery(folder: Path, number: int, *returns: str, **options: Any) -> Return
     return ReturnedRun(number, RunDir(folder), returns, options.pop("out", None), **options)
 
 
-def test_the_values_of_a_cell(record: Returned, tmp_path: Path) -> None:
+def test_returned_values_and_failures_of_a_cell(record: Returned, tmp_path: Path) -> None:
     run = record.add(delivery(tmp_path / "a", 8, "x", "y", out="r"))
     record.add(delivery(tmp_path / "other", 7, "z"))
     run.bind(ended(tmp_path / "a", x=1, failed={"y": "it cannot be pickled"}))
@@ -52,9 +52,7 @@ def test_the_values_of_a_cell(record: Returned, tmp_path: Path) -> None:
     }
 
 
-def test_a_later_execution_replaces_the_values_that_it_returned_again(
-    record: Returned, tmp_path: Path
-) -> None:
+def test_rerun_replaces_only_values_it_returned_again(record: Returned, tmp_path: Path) -> None:
     record.add(delivery(tmp_path / "a", 5, "x", "y", out="r")).bind(ended(tmp_path / "a", x=1, y=2))
     second = record.add(delivery(tmp_path / "b", 8, "x", "y", out="r"))
     second.bind(ended(tmp_path / "b", RunState.FAILED, failed={"x": "no", "y": "no"}))
@@ -68,7 +66,7 @@ def test_a_later_execution_replaces_the_values_that_it_returned_again(
     assert record.by_cell([CELL])[3].runs == (EarlierRun(str(tmp_path / "c"), ("x", "y"), "r"),)
 
 
-def test_a_run_in_the_background(record: Returned, tmp_path: Path) -> None:
+def test_background_run_returns_values_after_wait(record: Returned, tmp_path: Path) -> None:
     options = {"out": "h", "background": True, "raises": False}
     run = record.add(delivery(tmp_path / "a", 8, "x", **options))
     (tmp_path / "a").mkdir()
@@ -87,14 +85,16 @@ def test_a_run_in_the_background(record: Returned, tmp_path: Path) -> None:
     assert (values.runs, values.absent) == ((replace(run_ended, names=("x",)),), {})
 
 
-def test_a_detached_run_returns_nothing_by_itself(record: Returned, tmp_path: Path) -> None:
+def test_detached_run_returns_nothing_without_attach(record: Returned, tmp_path: Path) -> None:
     record.add(delivery(tmp_path / "a", 8, "x", detached=True))
     ended(tmp_path / "a", x=1)
     values = record.by_cell([CELL])[3]
     assert (values.runs, values.absent["x"].instead) == ((), "run `%tpu_attach a`")
 
 
-def test_a_run_folder_that_was_removed(record: Returned, tmp_path: Path) -> None:
+def test_returned_values_of_a_removed_run_folder_are_absent(
+    record: Returned, tmp_path: Path
+) -> None:
     run = record.add(delivery(tmp_path / "a", 8, "x"))
     run.bind(ended(tmp_path / "a", x=1))
     (tmp_path / "a" / "result.json").unlink()

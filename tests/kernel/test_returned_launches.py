@@ -46,7 +46,7 @@ WEIGHTS = {"w": torch.ones(3)}
         ("print", None),
     ],
 )
-def test_expressions(made: str, text: str | None) -> None:
+def test_expression_that_rebuilds_launch_results_in_a_run(made: str, text: str | None) -> None:
     first, second = result("first", WEIGHTS), result("second", 3)
     returned = Returned()
     for each in (first, second):
@@ -57,7 +57,7 @@ def test_expressions(made: str, text: str | None) -> None:
     assert expression("other") is None
 
 
-def test_a_value_that_the_notebook_has_changed_is_another() -> None:
+def test_launch_result_changed_by_the_notebook_has_no_expression() -> None:
     weights = {"w": torch.ones(3)}
     returned = Returned()
     returned.add_launched(result("first", weights))

@@ -40,12 +40,12 @@ def runs(driver: Driver) -> dict[int, RunResult]:
 
 
 class TestCompare:
-    def test_on_the_cpu_no_peak_is_known(self, runs: dict[int, RunResult]) -> None:
+    def test_scaling_on_the_cpu_has_no_mfu(self, runs: dict[int, RunResult]) -> None:
         table = tpunb.scaling(runs[1])
         assert "mfu" not in table
         assert table["device"].tolist() == ["CPU"]
 
-    def test_on_a_tpu_the_chip_and_the_price_are_known(
+    def test_scaling_on_a_tpu_has_mfu_and_cost(
         self, runs: dict[int, RunResult], tmp_path: Path
     ) -> None:
         """Return the folder of a run like one on a TPU."""
@@ -68,16 +68,18 @@ class TestCompare:
         assert table["mfu"].iloc[0] == pytest.approx(speed * FLOPS / (123e12 / 2))
         assert table["dollars"].iloc[0] == pytest.approx(9.6 / 3600 * 1e6 / speed)
 
-    def test_a_run_without_a_measurement_is_an_error(self, runs: dict[int, RunResult]) -> None:
+    def test_scaling_of_a_run_without_throughput_is_an_error(
+        self, runs: dict[int, RunResult]
+    ) -> None:
         with pytest.raises(TpunbError, match=r"has not measured its speed: .*Throughput\(\)"):
             tpunb.scaling(runs[1], runs[0])
 
 
-def test_without_a_run_it_asks() -> None:
+def test_scaling_without_runs_is_an_error() -> None:
     with pytest.raises(TpunbError, match="needs runs"):
         tpunb.scaling()
 
 
-def test_a_newer_generation_can_do_more() -> None:
+def test_teraflops_of_tpu_generations_increase() -> None:
     peaks = [GENERATIONS[name].teraflops for name in ("v2", "v3", "v4", "v5p", "v6e", "v7x")]
     assert peaks == sorted(peaks)

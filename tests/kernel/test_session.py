@@ -117,7 +117,7 @@ def calls(kernel: Session) -> list[str]:
     return kernel.launcher.calls
 
 
-def test_a_run_is_prepared_started_followed_and_handed_over(kernel: Session) -> None:
+def test_train_prepares_starts_follows_and_binds_the_result(kernel: Session) -> None:
     result = train(kernel, "--cores 2 --name mine --out run")
     assert calls(kernel) == ["warm", "start", "remember"]
     assert (result.state, result.name, result.world_size) == (RunState.SUCCEEDED, "mine", 2)
@@ -153,7 +153,7 @@ def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
         train(kernel, "--cores 4 --env PJRT_DEVICE=TPU")
 
 
-def test_a_missing_file_is_reported_once(
+def test_missing_notebook_file_is_reported_once(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
@@ -196,7 +196,7 @@ def test_a_run_that_failed_raises_unless_told_not_to(kernel: Session) -> None:
         ("--env CPU_NUM_DEVICES=2", "%%tpu_train --env CPU_NUM_DEVICES=2: "),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_train_options_that_are_refused_before_anything_starts(
     kernel: Session, line: str, words: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -205,13 +205,13 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert calls(kernel) == []
 
 
-def test_names_to_return_that_nothing_assigns(kernel: Session) -> None:
+def test_returns_of_names_that_nothing_assigns_are_refused(kernel: Session) -> None:
     with pytest.raises(UsageError, match=r"^%%tpu_train --returns nothing: neither"):
         train(kernel, "--returns nothing")
     assert calls(kernel) == ["warm"]
 
 
-def test_code_that_certainly_fails_is_not_started(
+def test_lint_refuses_a_run_that_certainly_fails(
     kernel: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certain = notebook(SMALL, Finding("r", "error", 1, 1, "it fails", "mend it", certain=True))
@@ -268,14 +268,14 @@ def test_a_cell_magic_below_the_first_line(
 
 
 class TestCores:
-    def test_those_of_the_cell_of_setup_and_of_the_machine(self, kernel: Session) -> None:
+    def test_cores_of_the_cell_of_setup_and_of_the_machine(self, kernel: Session) -> None:
         assert train(kernel).world_size == 4
         kernel.setup(options.SETUP.parse_line("--cores 3 --no-warm --json", {}))
         assert train(kernel).world_size == 3
         assert train(kernel, "--cores 1").world_size == 1
         assert train(kernel, "--cores all").world_size == 4
 
-    def test_those_of_tpunb_run_come_first(
+    def test_cores_of_tpunb_run_override_the_cell(
         self, kernel: Session, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("TPUNB_CORES", "2")
@@ -285,7 +285,7 @@ class TestCores:
 
 
 class TestResume:
-    def test_a_url_and_a_folder_are_taken_as_they_are(self, kernel: Session) -> None:
+    def test_resume_from_a_url_or_folder(self, kernel: Session) -> None:
         Path("kept").mkdir()
         runs, url, path = Path("runs"), "gs://bucket/run", str(Path("kept").absolute())
         assert find_checkpoints(url, runs, None) == (url, url)
@@ -301,7 +301,7 @@ class TestResume:
         assert found == (str(run / "checkpoints"), run.name)
 
     @pytest.mark.parametrize("line", ["--resume last", "--resume", "--resume --cores 2"])
-    def test_the_latest_run_of_this_notebook_that_has_saved(
+    def test_resume_last_picks_the_latest_run_with_a_checkpoint(
         self, kernel: Session, line: str
     ) -> None:
         for name, path, saved in (
@@ -323,12 +323,12 @@ class TestResume:
         spec = kernel.launcher.run.spec  # type: ignore[attr-defined]
         assert spec.resumed_from.endswith("-b")
 
-    def test_no_run_of_this_notebook_has_saved(self, kernel: Session) -> None:
+    def test_resume_last_without_a_saved_run_is_an_error(self, kernel: Session) -> None:
         with pytest.raises(TpunbError, match=r"no run of this notebook in .* has saved"):
             train(kernel, "--resume last")
 
 
-def test_the_notebook_is_kept_as_it_was(kernel: Session) -> None:
+def test_notebook_copy_is_kept_unchanged_in_the_run_folder(kernel: Session) -> None:
     text = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1"], "outputs": [1]}]})
     snapshot = SimpleNamespace(content=text, path=None)
     folder = RunDir(Path.cwd())
@@ -361,7 +361,7 @@ def test_setup_preloads_unless_told_not_to(
     assert calls(kernel) == ["warm"]
 
 
-def test_a_working_directory_that_was_removed(
+def test_working_directory_removed_before_a_run_is_an_error(
     kernel: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "gone"
@@ -374,7 +374,7 @@ def test_a_working_directory_that_was_removed(
     assert train(kernel).state == "succeeded"
 
 
-def test_a_run_that_cannot_be_started_leaves_nothing(
+def test_failed_start_leaves_no_run_folder(
     kernel: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object, **values: object) -> None:

@@ -36,7 +36,7 @@ def doctor(made: FakeMachine, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_laptop_is_ready(tmp_path: Path) -> None:
+def test_doctor_of_a_laptop_is_ready(tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
         status, text = doctor(made)
         assert text.startswith("Ready: 4 rehearsal cores")
@@ -87,7 +87,7 @@ def nb(made: FakeMachine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 class TestKernel:
     """A kernel on a Kaggle TPU whose metadata server refuses."""
 
-    def test_the_card(self, nb: Kernel) -> None:
+    def test_setup_card_and_json_on_kaggle(self, nb: Kernel) -> None:
         ran = nb.run("%tpu_setup --no-warm", "setup").good()
         assert ran.status.splitlines()[1].startswith("  libtpu")
         rows = dict(re.findall(r"^(\w[\w ]*\w) {2,}(.+)$", ran.status, re.MULTILINE))
@@ -98,7 +98,7 @@ class TestKernel:
         told = json.loads(nb.run("%tpu_setup --no-warm --json", "setup").good().stdout)
         assert (told["platform"], told["cores"], told["kernel_device"]) == ("kaggle", 8, "CPU")
 
-    def test_the_plan_has_a_reason_for_each_change(self, nb: Kernel) -> None:
+    def test_dry_run_plan_gives_a_reason_for_each_variable(self, nb: Kernel) -> None:
         said = nb.run("%%tpu_train --dry-run\npass", "train").good().stdout
         for line in (
             "  TPU_PROCESS_ADDRESSES removed  (torch_xla would keep it in every rank)",
@@ -111,9 +111,7 @@ class TestKernel:
         assert "  TPUNB_XLA_CACHE = " in said
         assert nb.value("__import__('os').environ['TPU_PROCESS_ADDRESSES']") == "local"
 
-    def test_a_run_does_not_begin_while_another_has_the_tpu(
-        self, nb: Kernel, made: FakeMachine
-    ) -> None:
+    def test_device_busy_error_names_the_other_kernel(self, nb: Kernel, made: FakeMachine) -> None:
         process = made.hold("vfio/1", kernel="/home/me/other.ipynb")
         ran = nb.run("%%tpu_train\npass", "train")
         assert ran.traceback.startswith(
@@ -128,7 +126,7 @@ class TestKernel:
         assert not (nb.folder / "runs").exists()
 
 
-def test_a_stalled_server_does_not_stop_anything(tmp_path: Path) -> None:
+def test_doctor_with_a_stalled_metadata_server(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path, dict(DUMPS["v6e-8"].env)).chips("v6e", 8).googles()
     with FakeMetadataServer({}, "stalls") as server:
         made.env["GCE_METADATA_HOST"] = server.host

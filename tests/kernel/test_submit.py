@@ -24,7 +24,7 @@ from tpunb.runs.spec import RunSpec
 from tpunb.utils import files
 
 
-def test_ctrl_c_while_a_run_begins_stops_it_and_keeps_its_folder(
+def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mirror has begun, and would otherwise have no folder to write to."""
@@ -119,7 +119,7 @@ def test_resume_last_continues_from_the_latest_run_that_has_saved(
         ({}, ["rate = rate / 2"], None),
     ],
 )
-def test_an_option_line_reads_the_notebooks_parameters(
+def test_option_line_uses_notebook_parameters(
     tmp_path: Path, given: dict[str, str], cells: list[str], name: str | None
 ) -> None:
     made = v4.new_notebook(

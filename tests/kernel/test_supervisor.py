@@ -35,7 +35,7 @@ def wait_until_gone(gone: processes.Process) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_child_that_outlives_the_kernel_does_not_keep_the_supervisor() -> None:
+def test_supervisor_ends_with_the_kernel_despite_a_surviving_child() -> None:
     kernel = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout is not None
     supervisor, child = (
@@ -50,7 +50,7 @@ def test_a_child_that_outlives_the_kernel_does_not_keep_the_supervisor() -> None
     kernel.stdout.close()
 
 
-def test_modules_of_the_notebooks_folder_do_not_stand_in_for_standard_ones(tmp_path: Path) -> None:
+def test_supervisor_ignores_notebook_modules_named_like_standard_ones(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('the wrong json')")
     before = os.getcwd()
     os.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_a_terminated_supervisor_reports_it_at_once() -> None:
     supervisor.close(PATIENCE)
 
 
-def test_a_stopped_supervisor_hears_a_stop(tmp_path: Path) -> None:
+def test_stop_reaches_a_supervisor_suspended_by_sigstop(tmp_path: Path) -> None:
     supervisor = SupervisorProcess(dict(os.environ))
     process = processes.find_process(supervisor.pid)
     assert process is not None
@@ -124,7 +124,7 @@ def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_the_files_of_a_killed_lender_are_removed(
+def test_lent_supervisor_files_of_a_killed_lender_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -140,7 +140,7 @@ def test_the_files_of_a_killed_lender_are_removed(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_it_is_lent_to_one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lent_supervisor_serves_one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lender = LentSupervisor(dict(os.environ), "the same")
     monkeypatch.setenv(env_vars.LENT, str(lender.folder))
     first = BorrowedSupervisor.find("the same")

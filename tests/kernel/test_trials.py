@@ -15,9 +15,7 @@ from tpunb.kernel import papermill, trials
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_an_error_of_papermills_own_is_the_trials(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_papermill_error_fails_the_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An error such as a full disk, with a message of any length."""
 
     def execute(*arguments: Any, **options: Any) -> None:

@@ -14,7 +14,7 @@ from tests.scenarios.test_auto_stop import SLOWLY, known, nb, place, shown, stop
 from tpunb.runs.directory import list_runs
 
 
-def test_data_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
+def test_data_download_and_upload_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket/a.csv").write_text("1,2\n")
     nb.run(f"where = 'file://{tmp_path}/bucket'", "parameters").good()
@@ -32,7 +32,7 @@ def test_data_in_a_notebook(nb: Kernel, tmp_path: Path) -> None:
     assert (tmp_path / "sent/a.csv").read_text() == "1,2\n"
 
 
-def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
+def test_auto_stop_of_the_machine_after_a_run(nb: Kernel, known: FakeGcloud) -> None:
     nb.run(SLOWLY.format(9.0), "slowly").good()
     ran = nb.run(
         "%%tpu_train --cores 2 --stop-when-done --returns w\nimport time\ntime.sleep(1)\nw = 7",
@@ -55,7 +55,7 @@ def test_a_run_and_then_the_machine(nb: Kernel, known: FakeGcloud) -> None:
     assert stops(known) == 1
 
 
-def test_a_detached_run_of_a_kernel_that_is_gone(
+def test_auto_stop_after_a_detached_run_whose_kernel_has_ended(
     place: Path, nb: Kernel, known: FakeGcloud
 ) -> None:
     nb.run(SLOWLY.format(1.0), "slowly").good()

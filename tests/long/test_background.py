@@ -27,7 +27,7 @@ from tpunb.runs.directory import list_runs
 from tpunb.utils import processes
 
 
-def test_the_handle_shows_itself_and_ends(nb: Kernel) -> None:
+def test_background_handle_is_displayed_and_returns_its_values(nb: Kernel) -> None:
     ran = train(nb, f"{UNTIL_TOLD}\nprint('done', rank())\nn = 5", "--bg --returns n --out h")
     ran.good()
     assert ran.texts == []
@@ -67,7 +67,7 @@ def test_the_handle_shows_itself_and_ends(nb: Kernel) -> None:
     assert nb.value("n, h.wait() is tpunb.last_run") == (5, True)
 
 
-def test_a_failure_is_shown_and_raised_by_who_waits(nb: Kernel) -> None:
+def test_background_failure_is_shown_and_raised_by_wait(nb: Kernel) -> None:
     ran = train(nb, "if rank() == 1:\n    raise ValueError('bad batch')", "--bg --out h").good()
     _, bundle = listen(nb, ran, "rank 1 failed in", "raise ValueError")
     text = f"rank 1 failed in cell [{ran.number}], line 3: ValueError: bad batch"
@@ -84,7 +84,9 @@ def test_a_failure_is_shown_and_raised_by_who_waits(nb: Kernel) -> None:
     assert nb.value("h.wait().state") == "failed"
 
 
-def test_in_a_saved_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_handle_in_a_saved_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What nbclient keeps: the handle as it was at last, in the cell that made it."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     cells = [
@@ -106,7 +108,7 @@ def test_in_a_saved_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("how", ["restart", "unload"])
-def test_the_kernel_s_end_is_that_of_its_runs_in_the_background(how: str, tmp_path: Path) -> None:
+def test_kernel_end_stops_background_runs(how: str, tmp_path: Path) -> None:
     source = """
 try:
     pathlib.Path("at work " + os.environ["RANK"]).touch()
@@ -136,7 +138,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_terminal_follows_and_stops_it_and_attach_raises(nb: Kernel) -> None:
+def test_detached_run_is_followed_and_stopped_from_a_terminal(nb: Kernel) -> None:
     train(nb, f"{UNTIL_TOLD}", "--detach --name far").good()
     at_work(nb)
     run = last_run(nb)

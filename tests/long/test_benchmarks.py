@@ -158,7 +158,7 @@ LONGEST = ("failing", "lines", "loop", "predict", "prelude", "start", "step", "s
     ],
 )
 @pytest.mark.timeout(600)  # some start a kernel and torchrun, one after the other
-def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
+def test_benchmark_quick_mode_prints_its_table(which: str, rows: list[str]) -> None:
     if which in LONGEST and os.environ.get("CI") == "true":
         pytest.skip("takes a minute, mostly of other tools: `pytest -k print` runs it by hand")
     done = subprocess.run(
@@ -177,7 +177,7 @@ def test_the_quick_form_prints_its_table(which: str, rows: list[str]) -> None:
         assert len(found) == times, f"{row}\n{done.stdout}"
 
 
-def test_ratios_are_of_the_same_round() -> None:
+def test_benchmark_ratios_compare_the_same_round() -> None:
     slow, quick = Samples(), Samples()
     for slow_ones, quick_ones in (([10.0], [1.0, 2.0, 9.0]), ([40.0], [4.0]), ([90.0], [9.0])):
         slow.add(slow_ones)
@@ -187,7 +187,7 @@ def test_ratios_are_of_the_same_round() -> None:
     assert met(slow.over(quick), least=10.1) == met(slow, most=39.9) == "missed"
 
 
-def test_columns_of_a_table_stand_below_their_heads() -> None:
+def test_benchmark_table_columns_are_aligned() -> None:
     assert table([("what", "s"), ("a", "1.0"), ("longer", "2.0")]).splitlines() == [
         "what    s",
         "------  ---",

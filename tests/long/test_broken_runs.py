@@ -20,7 +20,7 @@ from tpunb.runs.events import Note
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_any_file_may_be_anything(folder: Path, file: str) -> None:
+def test_broken_run_files_do_not_break_commands(folder: Path, file: str) -> None:
     healthy = whole(folder, "healthy")
     run = whole(folder, "broken")
     path = run.path / file
@@ -36,7 +36,7 @@ def test_any_file_may_be_anything(folder: Path, file: str) -> None:
         path.write_bytes(good)
 
 
-def test_many_gigabytes_are_not_read(folder: Path) -> None:
+def test_huge_log_and_metrics_files_are_not_read_whole(folder: Path) -> None:
     """The files are sparse: nothing here takes the room or the time of what they seem to hold."""
     healthy = whole(folder, "healthy")
     run = whole(folder, "huge")

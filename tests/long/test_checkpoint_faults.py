@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("outside_run")
 
 
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 120), (2, 40)])
-def test_the_newest_whole_one_loads_after_kills(
+def test_load_finds_the_newest_complete_checkpoint_after_kills(
     ranks: int, kills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each attempt saves until it is killed; what it had finished must be there, as it was.

@@ -47,7 +47,7 @@ def test_a_failed_cell_is_reported_as_in_the_notebook(tmp_path: Path) -> None:
     assert "went on" not in (tmp_path / "nb.out.ipynb").read_text()
 
 
-def test_runs_in_the_background_and_detached_ones_count_too(
+def test_exit_code_includes_background_and_detached_runs(
     self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The notebook ends before its runs: one ends with the kernel, one later."""
@@ -93,7 +93,9 @@ def test_a_terminal_shows_the_lines_as_they_come(tmp_path: Path) -> None:
     ("name", "words"),
     [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
 )
-def test_the_notebooks_of_this_project(self, name: str, words: list[str], tmp_path: Path) -> None:
+def test_example_notebooks_reach_their_accuracy(
+    self, name: str, words: list[str], tmp_path: Path
+) -> None:
     """Each notebook asserts the accuracy that it reaches."""
     shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)
     done = tpunb(tmp_path, "run", f"{name}.ipynb", "--cores", "2", *words)

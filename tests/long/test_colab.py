@@ -30,7 +30,7 @@ from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.spec import FailureKind, RunState
 
 
-def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) -> None:
+def test_submit_runs_in_a_colab_session_and_releases_it(project: ColabProject) -> None:
     (project.project / "helper.py").write_text("WORD = 'helped'")
     project.set_place(files=["helper.py"])
     look = "print(helper.WORD, os.environ['SESAME'], os.path.basename(os.getcwd()))"
@@ -50,7 +50,7 @@ def test_a_notebook_runs_in_a_session_that_is_given_back(project: ColabProject) 
     assert "was released: its run's files were fetched at the end of" in fetched.stderr
 
 
-def test_credentials_are_colabs_own(project: ColabProject) -> None:
+def test_credentials_and_secrets_are_in_no_file_or_log(project: ColabProject) -> None:
     project.notebook("print('hello')", "--env SESAME=sesame-7")
     project.colab.fail(stop=503)
     done = project.tpunb("submit", "nb.ipynb", "--on", "colab")
@@ -70,7 +70,7 @@ def test_credentials_are_colabs_own(project: ColabProject) -> None:
     project.colab.close()
 
 
-def test_a_cut_is_followed_again_and_stop_works(
+def test_lost_connection_is_followed_again_and_stop_works(
     project: ColabProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = "for n in range(5):\n    print('line', n, flush=True)\n"
@@ -94,7 +94,7 @@ def test_a_cut_is_followed_again_and_stop_works(
     assert len(once) == len(set(once)), once
 
 
-def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
+def test_lost_colab_session_is_named(project: ColabProject) -> None:
     project.notebook(GO_ON)
     known = runs(project)
     process = submit(project)
@@ -110,7 +110,7 @@ def test_a_session_that_is_taken_back_is_named(project: ColabProject) -> None:
     assert "Colab has ended the session" in said
 
 
-def test_a_detached_run_is_found_again(project: ColabProject) -> None:
+def test_detached_run_is_attached_again(project: ColabProject) -> None:
     """The mirror is killed, and the run ends before another mirror follows it."""
     project.notebook(f"{SAVE}{BEGUN}while not os.path.exists('go'):\n    time.sleep(0.1)")
     done = project.tpunb("submit", "nb.ipynb", "--on", "colab", "--detach")
@@ -133,7 +133,7 @@ def test_a_detached_run_is_found_again(project: ColabProject) -> None:
     project.wait_until_released()
 
 
-def test_a_kernel_that_is_lost_ends_its_run(project: ColabProject) -> None:
+def test_kernel_death_ends_the_run_and_releases_the_session(project: ColabProject) -> None:
     project.notebook(GO_ON)
     known = runs(project)
     process = submit(project)
@@ -148,7 +148,7 @@ def test_a_kernel_that_is_lost_ends_its_run(project: ColabProject) -> None:
     until(lambda: not run.is_running(), "the mirror's end")
 
 
-def test_who_interrupts_the_start_has_no_session_left(project: ColabProject) -> None:
+def test_interrupt_during_the_start_releases_the_session(project: ColabProject) -> None:
     project.notebook("print('never')")
     project.colab.fail(new=2)
     asked = len(project.colab.calls)

@@ -9,7 +9,7 @@ from tests.support import Driver
 from tpunb.runs.events import Note
 
 
-def test_who_waits_for_whom_is_told_while_a_rank_is_elsewhere(
+def test_long_wait_in_a_collective_is_noted_while_the_run_continues(
     driver: Driver, tmp_path: Path
 ) -> None:
     seen = driver.run(

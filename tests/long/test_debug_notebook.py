@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("lent")  # a kernel and a training run
 
 
 @pytest.mark.timeout(600)
-def test_the_report_finds_each_fault(tmp_path: Path) -> None:
+def test_debug_report_finds_each_fault(tmp_path: Path) -> None:
     shutil.copy(NOTEBOOK, tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "tpunb", "run", NAME, "out.ipynb"],

@@ -16,5 +16,5 @@ from tests.xla.rehearsal.test_divergence import trained
     ],
     ids=" ".join,
 )
-def test_what_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
+def test_no_divergence_for_work_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
     assert ranks.values(trained, 3, *kinds) == [[], [], []]

@@ -57,7 +57,7 @@ def one_graph(kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["xm", "dynamic", "dist"])
-def test_a_graph_with_collectives_gives_what_it_gives_uncompiled(ranks: Ranks, kind: str) -> None:
+def test_dynamo_graph_with_collectives_equals_uncompiled(ranks: Ranks, kind: str) -> None:
     both = ranks.values(one_graph, 2, kind)
     for found in both:
         for plain, compiled in found:
@@ -91,7 +91,7 @@ def several_outputs() -> None:
         assert found.item() == largest
 
 
-def test_outputs_views_and_arguments_that_change(ranks: Ranks) -> None:
+def test_dynamo_with_outputs_views_and_changed_arguments(ranks: Ranks) -> None:
     ranks.values(several_outputs, 2)
 
 
@@ -121,7 +121,7 @@ def lazily_compiled(full_graph: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("full_graph", [True, False])
-def test_torch_xlas_own_compile(ranks: Ranks, full_graph: bool) -> None:
+def test_torch_xla_compile_of_collectives(ranks: Ranks, full_graph: bool) -> None:
     first, second = ranks.values(lazily_compiled, 2, full_graph)
     assert first[:2] == second[:2] == [[61.0, 65.0, 69.0], [81.0, 85.0, 89.0]]
     assert first[2:] == ([] if full_graph else [288.0])
@@ -170,7 +170,7 @@ def alone() -> list[float]:
     return [step(x, 3 + i if rank == 0 else 1)[0].item() for i in range(3)]
 
 
-def test_a_rank_that_compiles_alone_communicates_with_nobody_while_it_does(ranks: Ranks) -> None:
+def test_dynamo_compilation_in_one_rank_needs_no_other_rank(ranks: Ranks) -> None:
     assert ranks.values(alone, 2) == [[4.0, 5.0, 6.0]] * 2
 
 

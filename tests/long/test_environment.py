@@ -12,7 +12,7 @@ from tpunb.utils.version import __version__, package_digest
 
 
 @pytest.mark.usefixtures("small")
-def test_hosts_get_this_tpunb_once(pod: ReachedPod) -> None:
+def test_environment_with_this_tpunb_is_installed_once_on_hosts(pod: ReachedPod) -> None:
     pod.set_place(environment="make")
     report, told = made(pod)
     assert told == ["installing 0 packages with uv on h0, h1 (once)"]

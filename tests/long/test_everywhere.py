@@ -159,7 +159,7 @@ def expected() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_same_notebook_gives_the_same_numbers(
+def test_same_notebook_gives_the_same_numbers_at_every_place(
     everywhere: Everywhere, expected: dict[str, Any], place: str
 ) -> None:
     said = everywhere.submit(place)

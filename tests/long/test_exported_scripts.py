@@ -97,13 +97,15 @@ def exported(notebook: Path, folder: Path) -> tuple[Path, Path]:
     return script, empty
 
 
-def test_tpunb_is_not_there(python: Path, tmp_path: Path) -> None:
+def test_exported_script_environment_has_no_tpunb(python: Path, tmp_path: Path) -> None:
     done = run(python, tmp_path, ["-c", "import torch_xla, nbformat, tpunb"])
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'tpunb'"
 
 
 @pytest.mark.parametrize(("name", "how"), ALONE)
-def test_a_script_stands_alone(name: str, how: str, python: Path, tmp_path: Path) -> None:
+def test_exported_script_runs_without_tpunb(
+    name: str, how: str, python: Path, tmp_path: Path
+) -> None:
     script, empty = exported(ALL[name], tmp_path)
     port = f"--master-port={free_port()}"
     done = run(python, empty, [*((*TORCHRUN, port) if how == "torchrun" else ()), script])
@@ -113,14 +115,16 @@ def test_a_script_stands_alone(name: str, how: str, python: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [name for name, why in NOT_RUN.items() if why == TRAINING])
-def test_what_needs_tpunb_says_so_at_once(name: str, python: Path, tmp_path: Path) -> None:
+def test_exported_script_that_needs_tpunb_fails_with_a_message(
+    name: str, python: Path, tmp_path: Path
+) -> None:
     script, empty = exported(ALL[name], tmp_path)
     done = run(python, empty, [script])
     assert done.returncode == 1
     assert "needs tpunb.training, of which this script has no copy" in done.stderr
 
 
-def test_each_reason_is_about_a_notebook() -> None:
+def test_exported_script_exceptions_name_existing_notebooks() -> None:
     assert NOT_RUN.keys() <= ALL.keys()
     every = "".join(path.read_text() for path in ALL.values())
     assert [long for long in SHORTER if long not in every] == []

@@ -260,7 +260,7 @@ FOLLOWED = {(c.fault, c.start): c.id for c in CASES[::-1] if c.mode != "detached
 """After these the launcher runs something else: what a fault leaves is not its moment's."""
 
 
-def test_the_matrix_is_whole() -> None:
+def test_fault_matrix_is_complete() -> None:
     assert len({case.id for case in CASES}) == len(CASES) >= 120
     for name, fault in FAULTS.items():
         mine = [case for case in CASES if case.fault == name]
@@ -694,7 +694,7 @@ def test_fault_of_the_kernel(case: Case, bench: Bench, tmp_path: Path) -> None:
         assert newest.step == 1
 
 
-def test_a_run_that_is_lost_is_called_so(bench: Bench, tmp_path: Path) -> None:
+def test_lost_run_after_its_supervisor_was_killed(bench: Bench, tmp_path: Path) -> None:
     """A detached run whose supervisor is killed: nobody else can say how it ended."""
     bench.far.warm()
     supervisor = bench.far.supervisor_pid
@@ -709,7 +709,7 @@ def test_a_run_that_is_lost_is_called_so(bench: Bench, tmp_path: Path) -> None:
     until(lambda: all(left.has_exited for left in detached), "it is reaped")
 
 
-def test_an_exception_is_told_also_where_standard_error_is_closed(bench: Bench) -> None:
+def test_exception_is_reported_if_standard_error_is_closed(bench: Bench) -> None:
     seen = bench.near.run(["import sys"], "sys.stderr.close()\nraise ValueError('odd')", ranks=1)
     failure = seen.result.failure
     assert failure is not None

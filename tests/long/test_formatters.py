@@ -11,7 +11,7 @@ from tests.drivers.kernel import kernel
 pytestmark = pytest.mark.usefixtures("lent")
 
 
-def test_in_a_kernel_the_card_stands_once(tmp_path: Path) -> None:
+def test_result_card_is_shown_once_in_a_kernel(tmp_path: Path) -> None:
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb", "load").good()
         ran = nb.run("%%tpu_train --cores 1\nimport tpunb\ntpunb.log(step=1, loss=0.5)", "train")

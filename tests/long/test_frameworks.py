@@ -45,7 +45,7 @@ def test_a_notebook_trains_on_two_ranks_to_the_same_weights(notebook: Path, tmp_
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_clean_and_says_what_it_was_run_with(notebook: Path) -> None:
+def test_framework_notebook_has_no_outputs_and_names_its_version(notebook: Path) -> None:
     cells = json.loads(notebook.read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
     library = notebook.stem.partition("_")[2]
@@ -122,9 +122,7 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("way", ["fork", "replicate"])
-def test_lightning_and_accelerate_know_their_rank_however_they_are_imported(
-    way: str, driver: Driver, tmp_path: Path
-) -> None:
+def test_lightning_and_accelerate_know_their_rank(way: str, driver: Driver, tmp_path: Path) -> None:
     # In a fork they are imported before the ranks are, here after.
     device = ["import torch_xla", "torch_xla.device()"] if way == "replicate" else []
     seen = driver.run([*device, textwrap.dedent(TRAINER)], USED, cwd=str(tmp_path))
@@ -169,7 +167,7 @@ NAMES = """
 """
 
 
-def test_the_private_names_of_libraries_are_there() -> None:
+def test_private_names_of_libraries_exist() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(NAMES)],
         env={**os.environ, "PJRT_DEVICE": "CPU"},
@@ -207,7 +205,7 @@ ON_A_TPU = """
 """
 
 
-def test_on_a_tpu_libraries_are_told_nothing() -> None:
+def test_libraries_are_not_patched_on_a_tpu() -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TPU_", "PJRT_"))}
     env |= {"PJRT_DEVICE": "TPU", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
     env |= {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1"}

@@ -68,7 +68,7 @@ def opened(
         yield made
 
 
-def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
+def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     opened.edit("prelude", "import os, time\nfactor = 3")  # and does not save
     opened.run_all()
 
@@ -133,7 +133,7 @@ def test_a_person_edits_runs_all_looks_on_and_stops(opened: Opened) -> None:
     opened.shows("below", "factor = 3")
 
 
-def test_a_run_of_100000_lines_is_saved_small(browser: Browser, tmp_path: Path) -> None:
+def test_log_of_100000_lines_gives_a_small_saved_notebook(browser: Browser, tmp_path: Path) -> None:
     cells = dict(zip(("load", "train", "below"), saved.CELLS, strict=True))
     with browsers.opened(browser, "jupyterlab", cells, tmp_path) as opened:
         opened.run_all()
@@ -142,7 +142,7 @@ def test_a_run_of_100000_lines_is_saved_small(browser: Browser, tmp_path: Path) 
         saved.check(opened.folder / "small.ipynb")
 
 
-def test_closing_the_server_during_a_run_leaves_nothing(opened: Opened) -> None:
+def test_server_shutdown_during_a_run_leaves_no_process(opened: Opened) -> None:
     opened.run_all()
     opened.shows("train", "3 of 3 ranks")
     [run] = list_runs(opened.folder / "runs")
@@ -168,7 +168,7 @@ while not os.path.exists("go on"):
 
 
 @pytest.mark.parametrize("app", ["notebook"])
-def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
+def test_panel_works_while_the_cell_runs_and_is_not_saved(
     app: str, browser: Browser, tmp_path: Path
 ) -> None:
     setup = "import ipywidgets\n%load_ext tpunb\n%tpu_setup"
@@ -202,7 +202,7 @@ def test_the_panel_answers_while_the_cell_runs_and_is_not_saved(
         assert '"widgets"' not in saved_text
 
 
-def test_who_comes_back_interrupts_and_attaches_again(browser: Browser, tmp_path: Path) -> None:
+def test_attach_again_after_an_interrupt_in_the_browser(browser: Browser, tmp_path: Path) -> None:
     setup = "import ipywidgets\n%load_ext tpunb"
     train = f"%%tpu_train --cores 2 --name far --detach\n{STEPS}"
     cells = {"load": setup, "train": train, "attach": "%tpu_attach far"}

@@ -28,7 +28,7 @@ from tpunb.places.place import Said
 from tpunb.runs.spec import Profile, RunState
 
 
-def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
+def test_attach_later_reads_the_logs_of_the_pods(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gke, "LINGER", 0.1)
@@ -42,7 +42,7 @@ def test_what_nobody_has_followed_is_in_the_logs_of_the_pods(
     assert b"hush" not in b"".join(p.read_bytes() for p in made.run.path.rglob("*") if p.is_file())
 
 
-def test_what_a_deleted_pod_had_is_in_the_bucket(
+def test_logs_and_files_of_deleted_pods_come_from_the_bucket(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gke, "LINGER", 0.1)
@@ -62,7 +62,7 @@ def test_what_a_deleted_pod_had_is_in_the_bucket(
     assert "attempts/0/0/stdout.log" not in names  # part of the stream
 
 
-def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
+def test_profile_is_fetched_before_the_pods_end(cluster: Cluster) -> None:
     train = (
         "import pathlib\n[run] = pathlib.Path('runs').iterdir()\n"
         "(run / 'profile').mkdir(exist_ok=True)\n(run / 'profile/trace').write_text('x')\n"
@@ -75,7 +75,7 @@ def test_a_profile_is_here_before_its_pods_go(cluster: Cluster) -> None:
     assert objects(cluster) == []
 
 
-def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -> None:
+def test_deleted_jobset_ends_the_run(cluster: Cluster) -> None:
     made = place("import time\ntime.sleep(600)")
     made.start({}, print, lambda: False)
     lines: list[Said] = []
@@ -91,7 +91,7 @@ def test_a_jobset_that_somebody_deletes_ends_the_run_by_name(cluster: Cluster) -
     assert len(gone) == 2
 
 
-def test_the_doctor_names_the_queue_only_for_its_own_problems(
+def test_doctor_names_the_queue_only_for_queue_problems(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_place(tmp_path, queue="nobody")
@@ -106,7 +106,7 @@ def test_the_doctor_names_the_queue_only_for_its_own_problems(
     assert gke.inspect_cluster(place).problems() == [("cluster", "i/o timeout")]
 
 
-def test_the_doctor_says_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
+def test_doctor_lists_missing_permissions_and_jobset(cluster: Cluster, tmp_path: Path) -> None:
     report = kinds.inspect_place("gke", Path.cwd())
     assert report.problems() == []
     assert "ready: %%tpu_train --on gke runs on v6e-8, 2 pods of 4 chips" in report.text()

@@ -20,12 +20,12 @@ from tests.support import Driver
     ],
     ids=["step", "collective"],
 )
-def test_a_silent_loop_is_active_by_its_steps_or_collectives(driver: Driver, alive: str) -> None:
+def test_no_hang_while_a_silent_loop_runs_steps_or_collectives(driver: Driver, alive: str) -> None:
     seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=4.0)
     assert seen.result.state == "succeeded"
 
 
-def test_silent_work_is_no_hang(driver: Driver, tmp_path: Path) -> None:
+def test_no_hang_during_silent_work(driver: Driver, tmp_path: Path) -> None:
     """A loop that is tracked, computing, a slow disk, and a thread at the end of the run."""
     seen = driver.run(
         [], SILENT_WORK, ranks=2, hang_timeout=3.0, returns=("values",), cwd=str(tmp_path)
@@ -33,7 +33,7 @@ def test_silent_work_is_no_hang(driver: Driver, tmp_path: Path) -> None:
     assert seen.result.state == "succeeded", seen.result.explain()
 
 
-def test_a_long_compilation_is_no_hang(driver: Driver) -> None:
+def test_no_hang_during_a_long_compilation(driver: Driver) -> None:
     large = """
         import torch, torch_xla
         x = torch.rand(64, 64, device=torch_xla.device(), requires_grad=True)

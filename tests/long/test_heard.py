@@ -13,7 +13,7 @@ from tests.scenarios.test_heard import Page
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
 
-def test_a_run_in_the_background_has_its_panel_in_an_idle_kernel(tmp_path: Path) -> None:
+def test_panel_of_a_background_run_in_an_idle_kernel(tmp_path: Path) -> None:
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb\nimport ipywidgets", "setup").good()
         page = Page(nb)

@@ -16,7 +16,7 @@ from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
 from tpunb.runs.stream import Alive
 
 
-def test_when_no_retry_is_left_all_hosts_end(make: Make) -> None:
+def test_retry_limit_reached_ends_all_hosts(make: Make) -> None:
     run = make("raise ValueError('always')", retries=1, count=3)
     run.start_all()
     assert run.wait() == [1, 1, 1]
@@ -24,7 +24,7 @@ def test_when_no_retry_is_left_all_hosts_end(make: Make) -> None:
     assert {failure.type for failure in run.nodes[0].result().failures} == {"ValueError"}
 
 
-def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
+def test_stop_request_in_the_run_folder_of_one_host(make: Make) -> None:
     """As `tpunb stop` does there."""
     from tpunb.runs import state
     from tpunb.runs.directory import RunDir
@@ -39,7 +39,7 @@ def test_a_stop_that_is_asked_for_in_the_folder_of_one_host(make: Make) -> None:
     assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
 
 
-def test_a_run_hangs_only_if_no_host_goes_on_and_all_say_where(make: Make) -> None:
+def test_hang_only_if_every_host_is_idle_and_all_report_where(make: Make) -> None:
     run = make(
         "import os, time\n"
         "print('begun', flush=True)\n"
@@ -63,7 +63,7 @@ def test_a_run_hangs_only_if_no_host_goes_on_and_all_say_where(make: Make) -> No
     assert result.stop.cause is StopCause.HUNG
 
 
-def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
+def test_lost_link_between_hosts_ends_both_sides(make: Make, pod: Pod) -> None:
     """Nobody tells anybody: each side finds out by itself, and names the other."""
     run = make(GO_ON)
     run.start_all()
@@ -76,7 +76,7 @@ def test_a_host_whose_link_is_cut_ends_too(make: Make, pod: Pod) -> None:
     assert lost[0].headline() == "host h1 was lost: no heartbeat for 3 s"
 
 
-def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> None:
+def test_short_loss_of_a_link_does_not_end_the_run(make: Make, pod: Pod) -> None:
     """Each time for as long as TCP itself would not come back from within the limit."""
     run = make(
         "import os, time\n"
@@ -97,7 +97,7 @@ def test_a_link_that_comes_back_in_time_costs_nothing(make: Make, pod: Pod) -> N
     assert run.nodes[0].result().state is RunState.SUCCEEDED
 
 
-def test_the_host_that_leads_is_lost(make: Make, pod: Pod) -> None:
+def test_lost_host_0_is_named_by_the_other_hosts(make: Make, pod: Pod) -> None:
     run = make(GO_ON, count=3)
     run.start_all()
     run.await_lines("begun")
@@ -110,7 +110,7 @@ def test_the_host_that_leads_is_lost(make: Make, pod: Pod) -> None:
         assert failure.headline() == "host h0 was lost: no heartbeat for 3 s"
 
 
-def test_a_host_may_come_late(make: Make) -> None:
+def test_host_that_starts_late_still_joins(make: Make) -> None:
     run = make("print('done')")
     run.start(1)
     until(lambda: run.nodes[1].hello)
@@ -119,7 +119,7 @@ def test_a_host_may_come_late(make: Make) -> None:
     assert run.wait() == [0, 0]
 
 
-def test_a_host_that_never_comes_is_named(make: Make) -> None:
+def test_timeout_names_a_host_that_never_connects(make: Make) -> None:
     run = make("print('done')", count=3)
     for number in (0, 1):
         run.start(number, "--patience", "2s")
@@ -131,7 +131,7 @@ def test_a_host_that_never_comes_is_named(make: Make) -> None:
         assert not node.log()
 
 
-def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
+def test_stop_of_all_hosts_when_one_connection_of_the_kernel_closes(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
     run.await_lines("begun")
@@ -140,7 +140,7 @@ def test_one_connection_of_whoever_started_it_is_enough(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-def test_whoever_started_it_is_cut_off(make: Make) -> None:
+def test_stop_of_all_hosts_when_the_kernel_is_silent(make: Make) -> None:
     """Nothing is closed: it is only not heard any more."""
     run = make(GO_ON)
     run.start_all(alive_within=2.0)
@@ -156,7 +156,7 @@ def test_whoever_started_it_is_cut_off(make: Make) -> None:
     assert stop.cause is StopCause.KERNEL_GONE
 
 
-def test_a_detached_run_goes_on_and_is_followed_later(make: Make) -> None:
+def test_detached_run_on_hosts_continues_and_is_followed_later(make: Make) -> None:
     run = make(
         "import os, time\n"
         "print('begun', flush=True)\n"
@@ -192,7 +192,7 @@ def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
         assert run.wait() == [0, 0]
 
 
-def test_a_port_that_is_taken_is_named(make: Make) -> None:
+def test_port_in_use_is_named(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
     run.await_lines("begun")
@@ -215,7 +215,7 @@ def test_a_port_that_is_taken_is_named(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-def test_another_version_on_one_host_is_refused_before_anything_starts(make: Make) -> None:
+def test_version_mismatch_on_one_host_is_refused_before_the_start(make: Make) -> None:
     run = make("print('done')", count=3)
     (run.folders[2] / "script.py").write_text("print('other')\n")
     run.start_all()
@@ -229,7 +229,7 @@ def test_another_version_on_one_host_is_refused_before_anything_starts(make: Mak
         assert not node.log()
 
 
-def test_who_has_not_the_key_is_not_let_in(make: Make) -> None:
+def test_host_with_a_wrong_key_is_rejected(make: Make) -> None:
     run = make("print('done')")
     run.start(0, "--patience", "4s")
     run.start(1, "--patience", "4s", key="ab" * 32)
@@ -241,7 +241,7 @@ def test_who_has_not_the_key_is_not_let_in(make: Make) -> None:
     assert "is the key the same?" in second.headline()
 
 
-def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
+def test_full_disk_on_one_host_is_the_failure_of_its_rank(make: Make, pod: Pod) -> None:
     run = make(
         "import os, time\n"
         "print('begun', flush=True)\n"
@@ -266,7 +266,7 @@ def test_a_full_disk_on_one_host(make: Make, pod: Pod) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_host_numbers_determine_rank_order(tmp_path: Path) -> None:
     """Not of their addresses' text, in which 10.77.0.10 comes before 10.77.0.2."""
     if refused := hosts.why_refused():
         pytest.skip(refused)
@@ -286,7 +286,7 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
             run.close()
 
 
-def test_torch_elastic_starts_ranks_on_all_hosts_again_and_again(make: Make) -> None:
+def test_retry_with_torch_elastic_on_all_hosts_and_returns(make: Make) -> None:
     """With torch, its store on host 0, a prelude on each host, and values of rank 0."""
     run = make(STORE, prelude=["kept = 40"], program=REAL, retries=1, returns=("value",))
     run.start_all()

@@ -116,7 +116,7 @@ def printed(lines: list[str]) -> list[Any]:
     return [json.loads(line[line.index("[[") :]) for line in lines if "[[" in line]
 
 
-def test_two_hosts_train_as_one(pod: Pod, driver: Driver, tmp_path: Path) -> None:
+def test_two_hosts_train_like_one_host(pod: Pod, driver: Driver, tmp_path: Path) -> None:
     one = driver.run([DATA], TRAIN, ranks=4).result
     assert one.state is RunState.SUCCEEDED
     expected = printed((one.dir / "run.log").read_text().splitlines())
@@ -139,7 +139,7 @@ def test_two_hosts_train_as_one(pod: Pod, driver: Driver, tmp_path: Path) -> Non
             )
 
 
-def test_a_batch_less_on_another_host_is_told_with_its_name(pod: Pod, tmp_path: Path) -> None:
+def test_mismatch_of_batch_counts_names_the_host(pod: Pod, tmp_path: Path) -> None:
     run = ran(pod, tmp_path, WRONG)
     result = run.nodes[1].result()
     assert result.state is RunState.FAILED
@@ -154,9 +154,7 @@ def test_a_batch_less_on_another_host_is_told_with_its_name(pod: Pod, tmp_path: 
     assert "rank h1/3 has returned from the train cell while rank h" in told
 
 
-def test_all_ranks_start_again_and_then_a_link_is_cut_within_a_collective(
-    pod: Pod, tmp_path: Path
-) -> None:
+def test_retry_on_hosts_and_lost_link_inside_a_collective(pod: Pod, tmp_path: Path) -> None:
     def cut(run: RunOnHosts) -> None:
         run.await_lines("begun")
         pod[1].cut()

@@ -40,7 +40,7 @@ from tpunb.utils import processes
         ("directory", [0, 1, 2, 3], "run: the working directory has changed"),
     ],
 )
-def test_what_runs_again(
+def test_prelude_cells_that_rerun_after_a_change(
     notebook: Notebook, tmp_path: Path, change: str, executed: list[int], told: str
 ) -> None:
     notebook.run()
@@ -69,7 +69,7 @@ def test_what_runs_again(
     assert ran == []
 
 
-def test_what_importing_torch_xla_sets_makes_no_difference(notebook: Notebook) -> None:
+def test_kept_prelude_ignores_variables_set_by_importing_torch_xla(notebook: Notebook) -> None:
     notebook.run()
     listing = "import json, os\nprint(json.dumps(dict(os.environ)))"
     code = "import json, os, torch_xla; print(json.dumps(dict(os.environ)))"
@@ -86,9 +86,7 @@ def test_what_importing_torch_xla_sets_makes_no_difference(notebook: Notebook) -
     assert executed == [], notes(seen)
 
 
-def test_a_local_module_that_changes_has_everything_run_again(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_prelude_reruns_when_a_local_module_changes(notebook: Notebook, tmp_path: Path) -> None:
     module = tmp_path / "mine.py"
     module.write_text("VALUE = 'old'")
     notebook.cells[2] = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport mine"
@@ -102,7 +100,7 @@ def test_a_local_module_that_changes_has_everything_run_again(
     assert "(3, 'newer')" in seen.log[0]
 
 
-def test_random_numbers_are_those_of_a_prelude_that_runs_anew(notebook: Notebook) -> None:
+def test_kept_prelude_gives_the_random_numbers_of_a_fresh_one(notebook: Notebook) -> None:
     notebook.cells[1] = SEEDED
     first, _ = notebook.run(DRAW)
     kept, executed = notebook.run(DRAW)
@@ -126,7 +124,7 @@ def test_random_numbers_are_those_of_a_prelude_that_runs_anew(notebook: Notebook
     ],
     ids=["raises", "killed", "runner killed", "exits"],
 )
-def test_a_run_that_fails_leaves_the_prelude(notebook: Notebook, train: str) -> None:
+def test_kept_prelude_survives_a_failed_run(notebook: Notebook, train: str) -> None:
     notebook.run()
     seen, _ = notebook.run(train)
     assert seen.result.state == "failed"
@@ -134,7 +132,7 @@ def test_a_run_that_fails_leaves_the_prelude(notebook: Notebook, train: str) -> 
     assert (executed, seen.result.state) == ([], "succeeded")
 
 
-def test_kept_preludes_may_die_at_any_time(notebook: Notebook) -> None:
+def test_kept_prelude_processes_may_be_killed_at_any_time(notebook: Notebook) -> None:
     notebook.run()
 
     def kill_all(run: object) -> None:
@@ -152,7 +150,7 @@ def test_kept_preludes_may_die_at_any_time(notebook: Notebook) -> None:
     assert (executed, seen.result.state) == ([0, 1, 2, 3], "succeeded")
 
 
-def test_one_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
+def test_kept_prelude_that_does_not_answer_is_replaced(notebook: Notebook) -> None:
     notebook.run()
     longest = kept_processes(notebook.driver)[-1]
     processes.send_signal(longest, signal.SIGSTOP)
@@ -166,21 +164,21 @@ def test_one_that_does_not_answer_is_not_waited_for(notebook: Notebook) -> None:
     assert run.result().state == "succeeded"
 
 
-def test_replicate_keeps_nothing_and_needs_nothing(notebook: Notebook) -> None:
+def test_replicate_does_not_use_or_replace_kept_preludes(notebook: Notebook) -> None:
     notebook.run()
     seen, executed = notebook.run(replicate="asked")
     assert (sorted(executed), seen.result.state) == ([0, 0, 1, 1, 2, 2, 3, 3], "succeeded")
     assert notebook.run()[1] == []
 
 
-def test_retries_begin_in_what_was_kept(notebook: Notebook) -> None:
+def test_retry_starts_from_a_kept_prelude(notebook: Notebook) -> None:
     notebook.run()
     train = "import os\nif os.environ['TPUNB_ATTEMPT'] == '0': raise ValueError\nprint('second')"
     seen, executed = notebook.run(train, retries=1)
     assert (executed, seen.result.state, seen.result.attempts) == ([], "succeeded", 2)
 
 
-def test_a_detached_run_begins_in_what_was_kept(notebook: Notebook) -> None:
+def test_detached_run_starts_from_a_kept_prelude(notebook: Notebook) -> None:
     notebook.run()
     run, _ = notebook.driver.start(
         notebook.sources(),
@@ -196,7 +194,9 @@ def test_a_detached_run_begins_in_what_was_kept(notebook: Notebook) -> None:
     assert notebook.run()[1] == [0, 1, 2, 3]
 
 
-def test_those_that_nobody_uses_end(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_kept_preludes_and_their_supervisor_end(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(notebook.folder / "runs")
     preload = Preload.__init__
 
@@ -219,7 +219,7 @@ def test_those_that_nobody_uses_end(notebook: Notebook, monkeypatch: pytest.Monk
     driver.launcher.close()
 
 
-def test_what_each_run_finds_follows_from_the_cells(notebook: Notebook) -> None:
+def test_kept_preludes_match_a_model_under_random_edits(notebook: Notebook) -> None:
     """Random edits, executions and runs beside a model of the rules."""
     dice = random.Random(20)
     kept: list[tuple[int, str]] = []

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("lent")
 
 
 @pytest.mark.parametrize("options", ["", "--replicate"])
-def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
+def test_kernel_values_changed_by_a_cell_below_reach_the_run(nb: Kernel, options: str) -> None:
     train(nb, "pass").good()
     nb.run("lr = 0.1; config['width'] = 16; x += 1", "below").good()
     ran = train(nb, SHOW, options).good()
@@ -39,7 +39,7 @@ def test_values_that_a_cell_below_has_changed(nb: Kernel, options: str) -> None:
     assert tpunb.runs(nb.folder / "runs").iloc[-1]["params.lr"] == 0.01
 
 
-def test_the_script_alone_has_the_same_values(nb: Kernel) -> None:
+def test_kernel_values_are_in_the_saved_script(nb: Kernel) -> None:
     train(nb, "pass").good()
     nb.run("lr = 0.1", "below").good()
     train(nb, "print('lr', lr, scaled(100))").good()
@@ -51,7 +51,7 @@ def test_the_script_alone_has_the_same_values(nb: Kernel) -> None:
     assert "lr 0.1 10.0" in done.stdout
 
 
-def test_a_loop_around_a_train_cell(nb: Kernel) -> None:
+def test_loop_over_a_train_cell_uses_each_kernel_value(nb: Kernel) -> None:
     ran = nb.run(
         """
 results = {}
@@ -70,7 +70,7 @@ print(results)
     assert "0.02 {0.1: 10.0, 0.02: 2.0}" in after.stdout
 
 
-def test_papermills_parameters(tmp_path: Path) -> None:
+def test_papermill_parameters_are_recorded_with_the_run(tmp_path: Path) -> None:
     """Those that ran, of `tpunb run -p` and of papermill itself."""
     tagged = v4.new_code_cell("lr = 0.002\nsteps = 3", metadata={"tags": ["parameters"]})
     sources = ("import torch", "%%tpu_train --cores 1\nprint('lr', lr)")

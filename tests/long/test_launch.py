@@ -9,7 +9,7 @@ from tests.drivers.kernel import Kernel
 from tests.scenarios.test_launch import cell, last_run, nb
 
 
-def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
+def test_launch_cells_are_left_out_of_other_runs(nb: Kernel) -> None:
     cell(
         nb,
         """
@@ -28,7 +28,7 @@ def test_cells_that_launch_are_left_out_of_other_runs(nb: Kernel) -> None:
     cell(nb, "pass", "sweep").good()
 
 
-def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel) -> None:
+def test_launch_results_are_available_in_later_runs(nb: Kernel) -> None:
     cell(
         nb,
         """
@@ -60,7 +60,7 @@ def test_what_calls_have_left_in_the_notebook_is_there_for_later_runs(nb: Kernel
     cell(nb, "pass", "sweep").good()
 
 
-def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -> None:
+def test_launch_in_a_debug_or_train_cell_calls_the_function(nb: Kernel) -> None:
     cell(nb, "def core():\n    return int(os.environ.get('RANK', -1))", "above").good()
     ran = cell(nb, "%%tpu_debug --no-report\nhere = tpunb.launch(core).returns['value']").good()
     assert nb.value("here") == -1
@@ -76,7 +76,7 @@ def test_in_a_debug_cell_and_in_a_train_cell_it_calls_the_function(nb: Kernel) -
     assert ran.stdout.count("cores=4 is ignored: 2 ranks run") == 1
 
 
-def test_the_kept_folder_says_what_was_called(nb: Kernel) -> None:
+def test_launch_is_recorded_in_the_run_folder(nb: Kernel) -> None:
     cell(nb, "def plus(a, b=1):\n    return a + b\ntpunb.launch(plus, (1,), cores=1)").good()
     snapshot = json.loads(last_run(nb).snapshot.read_text(encoding="utf-8"))
     assert snapshot["cells"][snapshot["train"]]["source"].strip() == "value = plus(1)"

@@ -25,7 +25,7 @@ from tpunb.utils import processes
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
 
-def test_a_lost_fork_server_and_a_lost_supervisor(tmp_path: Path) -> None:
+def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> None:
     """A run survives the one, and tells of the other; the next run gets new ones."""
     driver = Driver(tmp_path)
     driver.warm()
@@ -53,7 +53,7 @@ def test_a_lost_fork_server_and_a_lost_supervisor(tmp_path: Path) -> None:
     driver.launcher.close()
 
 
-def test_two_at_once(driver: Driver, tmp_path: Path) -> None:
+def test_two_launchers_run_at_once(driver: Driver, tmp_path: Path) -> None:
     """Another notebook's run starts and ends in the middle of this one."""
     other = Driver(tmp_path)
     other.warm()
@@ -72,7 +72,7 @@ def test_two_at_once(driver: Driver, tmp_path: Path) -> None:
     other.launcher.close()
 
 
-def test_a_lost_fork_server_is_replaced_for_those_who_wait(tmp_path: Path) -> None:
+def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     first, _ = driver.start(["import time"], WAITING)
     second, _ = driver.start([], "print('second')")
@@ -87,7 +87,7 @@ def test_a_lost_fork_server_is_replaced_for_those_who_wait(tmp_path: Path) -> No
     driver.launcher.close()
 
 
-def test_a_guard_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) -> None:
+def test_supervisor_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     first, _ = driver.start(["import time"], WAITING)
     supervisor = driver.supervisor_pid
@@ -104,7 +104,7 @@ def test_a_guard_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])
-def test_it_outlives_who_started_it(tmp_path: Path, how: signal.Signals) -> None:
+def test_detached_run_outlives_its_kernel(tmp_path: Path, how: signal.Signals) -> None:
     """A killed kernel, and a terminal that is closed."""
     kernel = subprocess.Popen(
         [sys.executable, "-c", DETACHES, str(tmp_path), COUNTS],
@@ -141,7 +141,7 @@ def test_it_outlives_who_started_it(tmp_path: Path, how: signal.Signals) -> None
     until(lambda: processes.find_process(int(again)) is None, "nor of the other supervisor")
 
 
-def test_it_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
+def test_detached_run_is_stopped_and_leaves_no_process(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     run, _ = driver.start(["import time"], WAITING, detached=True)
     assert isinstance(run, Attached)
@@ -153,7 +153,7 @@ def test_it_is_stopped_and_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: all(left.has_exited for left in detached), "the supervisor ends")
 
 
-def test_a_guard_that_dies(tmp_path: Path) -> None:
+def test_detached_run_is_lost_if_its_supervisor_is_killed(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     run, _ = driver.start(["import time"], WAITING, detached=True)
     until(lambda: "at work" in written(run.dir.log), "the ranks work")

@@ -78,7 +78,7 @@ def found(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_ranks_and_addresses(name: str, found: dict[str, Any]) -> None:
+def test_tpu_environment_of_ranks_and_addresses(name: str, found: dict[str, Any]) -> None:
     numbers, bounds, kind, version = EXPECTED[name]
     ranks, *others = found[name]
     hosts = DUMPS[name].workers
@@ -98,7 +98,7 @@ def test_ranks_and_addresses(name: str, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_the_kernels_own_environment_is_as_it_was(tmp_path: Path) -> None:
+def test_tpu_environment_of_a_run_leaves_the_kernel_unchanged(tmp_path: Path) -> None:
     with machine("kaggle-tpu-batch", tmp_path) as made:
         before = dict(made.env)
         made_for_run = environment.run_environment(

@@ -13,7 +13,7 @@ from tests.support import is_kept
 from tpunb.kernel.options import PARSERS
 
 
-def test_cold(nb: Kernel) -> None:
+def test_cold_option_replaces_the_kept_processes(nb: Kernel) -> None:
     train(nb, "pass").good()
     before = nb.processes()
     ran = train(nb, "print('cold')", "--cold --cores 1").good()
@@ -24,7 +24,7 @@ def test_cold(nb: Kernel) -> None:
     assert not set(before) & set(after)
 
 
-def test_two_notebooks_at_once(nb: Kernel, bare: Kernel) -> None:
+def test_two_notebooks_train_at_once(nb: Kernel, bare: Kernel) -> None:
     """A run in one kernel begins and ends in the middle of a run in another."""
     waiting = (
         f"{mark('both')}\nwhile not os.path.exists('go on'):\n    time.sleep(0.05)\nprint('on')"
@@ -42,7 +42,7 @@ def test_two_notebooks_at_once(nb: Kernel, bare: Kernel) -> None:
     assert nb.working() == []
 
 
-def test_its_names_stay_in_the_kernel_and_its_cell_out_of_runs(bare: Kernel) -> None:
+def test_debug_cell_names_stay_in_the_kernel_and_out_of_runs(bare: Kernel) -> None:
     bare.run("%%tpu_debug\nonly_here = 4").good()
     assert bare.value("only_here") == 4
     ran = bare.run("%%tpu_train --cores 1\nprint('only_here' in globals())").good()
@@ -50,13 +50,13 @@ def test_its_names_stay_in_the_kernel_and_its_cell_out_of_runs(bare: Kernel) -> 
     assert bare.value("'RANK' in __import__('os').environ") is False
 
 
-def test_magics_and_shell_lines_work_in_it(bare: Kernel) -> None:
+def test_debug_cell_with_magics_and_shell_lines(bare: Kernel) -> None:
     ran = bare.run("%%tpu_debug\nout = !echo from the shell\n%time n = 3\n(out[0], n)").good()
     assert ran.shown == "('from the shell', 3)"
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_loading_again_and_unloading(tmp_path: Path) -> None:
+def test_extension_reload_and_unload(tmp_path: Path) -> None:
     with kernel(tmp_path, file=None) as nb:
         nb.run("%load_ext tpunb\n%tpu_setup").good()
         before = until(

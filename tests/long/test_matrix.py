@@ -25,7 +25,7 @@ COLAB = """
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_what_people_do_works_with_colab_s_packages(tmp_path: Path) -> None:
+def test_tour_of_features_with_the_packages_of_colab(tmp_path: Path) -> None:
     """On this interpreter, whose torch is there already; Colab's own is in `make matrix`."""
     environment = matrix.Environment(sys.executable, lambda _: COLAB.split())
     wheel = matrix.build_wheel(tmp_path)
@@ -35,7 +35,7 @@ def test_what_people_do_works_with_colab_s_packages(tmp_path: Path) -> None:
     assert not any(found.values()), "\n".join(found.values())
 
 
-def test_a_published_list_becomes_releases_of_the_registry() -> None:
+def test_published_package_list_becomes_registry_releases() -> None:
     text = """
         # a comment
         numpy==2.1.3

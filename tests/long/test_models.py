@@ -86,7 +86,7 @@ SHOWS = {
 
 @pytest.mark.timeout(900)  # a kernel and several runs, possibly on a busy machine
 @pytest.mark.parametrize("name", SHOWS)
-def test_a_model_trains_to_what_its_notebook_claims(name: str, tmp_path: Path) -> None:
+def test_model_notebook_reaches_its_claimed_result(name: str, tmp_path: Path) -> None:
     shown = SHOWS[name]
     given = [word for pair in shown.parameters.split() for word in ("-p", *pair.split("="))]
     command = [sys.executable, "-m", "tpunb", "run", *given, "--cores", "2"]
@@ -104,7 +104,7 @@ def test_a_model_trains_to_what_its_notebook_claims(name: str, tmp_path: Path) -
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-def test_lint_finds_nothing_in_them() -> None:
+def test_lint_of_model_notebooks_is_clean() -> None:
     notebooks = sorted(ROOT.glob("*.ipynb"))
     done = subprocess.run(
         [sys.executable, "-m", "tpunb", "lint", "--json", *notebooks],
@@ -115,7 +115,7 @@ def test_lint_finds_nothing_in_them() -> None:
 
 
 @pytest.mark.parametrize("notebook", sorted(ROOT.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_is_saved_without_outputs_and_shown(notebook: Path) -> None:
+def test_model_notebook_is_saved_without_outputs_and_in_the_gallery(notebook: Path) -> None:
     cells = json.loads(notebook.read_text())["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
     assert notebook.stem in SHOWS

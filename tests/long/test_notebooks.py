@@ -44,7 +44,7 @@ def test_a_notebook_runs_and_shows_its_figures(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(900)  # several runs
-def test_a_sweep_of_a_grid(tmp_path: Path) -> None:
+def test_sweep_notebook_with_a_grid(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "sweeps", tmp_path / "sweeps")
     text = (ROOT / "15_sweep.ipynb").read_text()
     assert text.count("[0.01, 0.1, 0.5]") == text.count("[16, 64]") == 1

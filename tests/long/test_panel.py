@@ -12,7 +12,7 @@ from tests.kernel.test_panel import SHOW, _train
 pytestmark = pytest.mark.usefixtures("lent")
 
 
-def test_a_kernel_without_a_front_end_keeps_no_widget(tmp_path: Path) -> None:
+def test_panel_leaves_no_widget_in_a_kernel_without_a_front_end(tmp_path: Path) -> None:
     with kernel(tmp_path) as nb:
         assert _train(nb, "import time\ntime.sleep(2 * rank())") == 1
         assert nb.value("len(get_ipython().kernel.comm_manager.comms)") == 0

@@ -33,7 +33,7 @@ from tpunb.runs.directory import list_runs
 from tpunb.runs.spec import FailureKind, RunState, StopCause
 
 
-def test_the_chips_of_every_host_are_told_here(pod: ReachedPod, nb: Kernel) -> None:
+def test_chip_usage_of_every_host_is_collected(pod: ReachedPod, nb: Kernel) -> None:
     """Each host asks its own ports: nobody else can reach them."""
     command = [sys.executable, "-m", "tests.fakes.libtpu", "18431"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -52,7 +52,7 @@ def test_the_chips_of_every_host_are_told_here(pod: ReachedPod, nb: Kernel) -> N
     assert [(chip.name, chip.peak) for chip in known] == [("h0/0", 10**9), ("h1/0", 2 * 10**9)]
 
 
-def test_a_second_interrupt_skips_the_grace_period(nb: Kernel) -> None:
+def test_second_interrupt_skips_the_grace_period_on_hosts(nb: Kernel) -> None:
     ran = train(nb, SLOW_TO_END, "--grace 10m", until_begun=4)
     run = newest(nb)
     assert run is not None
@@ -63,7 +63,7 @@ def test_a_second_interrupt_skips_the_grace_period(nb: Kernel) -> None:
     assert last(nb).state is RunState.INTERRUPTED
 
 
-def test_retries_start_all_hosts_again(nb: Kernel) -> None:
+def test_retry_restarts_all_hosts(nb: Kernel) -> None:
     body = (
         "import os\nif os.environ['RANK'] == '2' and os.environ['TPUNB_ATTEMPT'] == '0':\n"
         "    raise ValueError('once')\nprint('attempt', os.environ['TPUNB_ATTEMPT'])"
@@ -73,7 +73,7 @@ def test_retries_start_all_hosts_again(nb: Kernel) -> None:
     assert last(nb).attempts == 2
 
 
-def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> None:
+def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[1].kill()
     nb.wait(ran)
@@ -85,7 +85,7 @@ def test_a_lost_host_ends_the_run_by_its_name(pod: ReachedPod, nb: Kernel) -> No
     assert "ranks h1/2-3 lost" in ran.status
 
 
-def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> None:
+def test_lost_host_0_is_named_in_the_result(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[0].kill()
     nb.wait(ran)
@@ -94,7 +94,7 @@ def test_losing_host_0_is_said_by_what_is_left(pod: ReachedPod, nb: Kernel) -> N
     assert "h0" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
 
 
-def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
+def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
     with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
         made.run("%load_ext tpunb", "load").good()
         train(made, GO_ON, until_begun=4)
@@ -108,12 +108,12 @@ def test_when_the_kernel_is_killed_the_hosts_end(pod: ReachedPod) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
-def test_a_run_in_the_background(nb: Kernel) -> None:
+def test_background_run_at_a_place(nb: Kernel) -> None:
     train(nb, "print('here')", "--bg --out handle").good()
     assert nb.run("handle.wait().state").good().shown == "'succeeded'"
 
 
-def test_a_detached_run_is_found_again_when_its_mirror_is_gone(pod: ReachedPod, nb: Kernel) -> None:
+def test_detached_run_is_attached_again_after_its_mirror_died(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(
         nb,
         f"{BEGUN}\nwhile not os.path.exists({str(pod.folder / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -135,7 +135,7 @@ def test_a_detached_run_is_found_again_when_its_mirror_is_gone(pod: ReachedPod, 
     assert begun(run) == 4
 
 
-def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) -> None:
+def test_detached_run_at_a_place_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) -> None:
     train(nb, GO_ON, "--detach").good()
     run = newest(nb)
     assert run is not None
@@ -145,7 +145,7 @@ def test_a_detached_run_is_stopped_from_a_terminal(pod: ReachedPod, nb: Kernel) 
     assert state.run_state(run) is RunState.INTERRUPTED
 
 
-def test_files_travel_and_only_what_changed(pod: ReachedPod, nb: Kernel) -> None:
+def test_files_option_copies_only_changed_files_to_hosts(pod: ReachedPod, nb: Kernel) -> None:
     (pod.project / "data").mkdir(exist_ok=True)
     (pod.project / "data" / "numbers.txt").write_text("1 2 3")
     (pod.project / "data" / "big.bin").write_text("not this one")

@@ -11,7 +11,7 @@ from tpunb.places.place import Cancelled
 from tpunb.runs.directory import RunDir
 
 
-def test_a_push_that_is_given_up(kaggle: KaggleProject, run: RunDir) -> None:
+def test_push_cancelled_or_over_the_session_limit(kaggle: KaggleProject, run: RunDir) -> None:
     with pytest.raises(Cancelled):
         opened(run).start({}, lambda text: None, lambda: True)
     kaggle.service.most_sessions = 0
@@ -19,7 +19,7 @@ def test_a_push_that_is_given_up(kaggle: KaggleProject, run: RunDir) -> None:
         started(opened(run))
 
 
-def test_a_push_whose_answer_is_lost(kaggle: KaggleProject, run: RunDir) -> None:
+def test_push_whose_answer_is_lost_is_looked_up(kaggle: KaggleProject, run: RunDir) -> None:
     kaggle.service.trouble["SaveKernel"] = [500]
     with pytest.raises(PlaceError, match="HTTP 500: the run has not started"):
         started(opened(run))

@@ -89,7 +89,9 @@ def trained(nb: Kernel) -> RunDir:
     return list_runs(nb.folder / "runs")[-1]
 
 
-def test_two_hosts_of_two_give_the_numbers_of_four_and_of_one(nb: Kernel, trained: RunDir) -> None:
+def test_two_hosts_of_two_ranks_equal_four_ranks_and_one_process(
+    nb: Kernel, trained: RunDir
+) -> None:
     assert nb.value("helped") == "a module that travelled"
     nb.run("# tpu: skip\non_pod = weights", "keep").good()
     local = TRAIN.replace("tpunb.save", "# ").replace("weights =", "here =")
@@ -102,7 +104,7 @@ def test_two_hosts_of_two_give_the_numbers_of_four_and_of_one(nb: Kernel, traine
     assert pod == pytest.approx(here)
 
 
-def test_the_traces_of_all_hosts_are_one_here(trained: RunDir) -> None:
+def test_profile_traces_of_all_hosts_are_merged(trained: RunDir) -> None:
     [session] = (trained.profile / "plugins" / "profile").iterdir()
     every = [f"rank-{rank}.xplane.pb" for rank in range(4)]
     assert sorted(path.name for path in session.iterdir()) == every
@@ -118,7 +120,7 @@ second = weights[0] + 1
 """
 
 
-def test_every_host_resumes_from_the_shared_checkpoint_with_what_was_returned(
+def test_resume_on_every_host_from_a_shared_checkpoint_with_returns(
     pod: ReachedPod, nb: Kernel, trained: RunDir
 ) -> None:
     assert list((pod.folder / "shared" / trained.id).glob("*.pt"))
@@ -130,13 +132,13 @@ def test_every_host_resumes_from_the_shared_checkpoint_with_what_was_returned(
     assert nb.value("torch.equal(second, weights[0] + 1)")
 
 
-def test_a_function_is_launched_on_every_host(nb: Kernel) -> None:
+def test_launch_of_a_function_on_every_host(nb: Kernel) -> None:
     nb.run("def twice(x):\n    return x * 2 + xr.world_size()", "twice").good()
     ran = nb.run("print(tpunb.launch(twice, args=(torch.tensor(3.0),), on='pod').returns)", "call")
     assert "{'value': tensor(10.)}" in ran.good().stdout
 
 
-def test_a_hang_says_who_waits_where_on_every_host(nb: Kernel) -> None:
+def test_hang_report_lists_waiting_ranks_of_every_host(nb: Kernel) -> None:
     body = "import time\nif xr.global_ordinal() == 3:\n    time.sleep(600)\nxm.rendezvous('all')"
     ran = nb.run(f"%%tpu_train --on pod --hang-timeout 4\n{body}", "hang")
     [result] = [run.read_result() for run in list_runs(nb.folder / "runs")[-1:]]

@@ -12,11 +12,11 @@ from tests.training.test_precision import (
 )
 
 
-def test_on_the_cpu_it_trains_as_float64_does() -> None:
+def test_bf16_training_on_the_cpu_matches_float64() -> None:
     check(trained("cpu", short=True))
 
 
-def test_in_ranks_it_trains_as_float64_does(ranks: Ranks) -> None:
+def test_bf16_training_in_ranks_matches_float64(ranks: Ranks) -> None:
     for found in ranks.values(trained_in_a_rank, 2):
         check(found)
     (found,) = ranks.values(trained_beside_the_device, 1)

@@ -13,7 +13,7 @@ from tpunb.runs.spec import Stop, StopCause
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_run_on_a_machine_that_is_taken_away(
+def test_preemption_stops_the_run_with_time_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {"instance/preempted": "FALSE"}

@@ -12,7 +12,7 @@ from tests.worker.test_recompiles import CLEAN, nb, told
 pytestmark = pytest.mark.usefixtures("lent")
 
 
-def test_a_run_that_does_the_same_at_every_step_is_told_nothing_but_what_it_reads(
+def test_recompile_notes_of_a_uniform_run_only_mention_reads(
     nb: Kernel,
 ) -> None:
     quiet = nb.run(CLEAN.format(read="pass")).good()

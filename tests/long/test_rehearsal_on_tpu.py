@@ -8,7 +8,7 @@ from tests.xla.rehearsal.test_rehearsal_on_tpu import REHEARSAL, ran
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_the_same_look_sees_a_rehearsal() -> None:
+def test_rehearsal_is_detected_by_the_same_check() -> None:
     found = ran("CPU", REHEARSAL)
     different = found["different"]
     assert "torch_xla._XLAC._xla_all_reduce" in different

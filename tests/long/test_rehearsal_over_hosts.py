@@ -15,7 +15,7 @@ from tests.fakes.hosts import Pod
 from tests.xla.rehearsal.test_rehearsal_over_hosts import LISTEN, everything
 
 
-def test_every_collective_gives_what_it_gives_on_one_host(ranks: Ranks) -> None:
+def test_collectives_over_hosts_equal_those_on_one_host(ranks: Ranks) -> None:
     one = ranks.values(everything, 4)
     two = ranks.values(everything, 4, hosts=LOOPBACK)
     for rank in range(4):
@@ -24,7 +24,7 @@ def test_every_collective_gives_what_it_gives_on_one_host(ranks: Ranks) -> None:
         assert two[rank] == one[rank]  # bit for bit
 
 
-def test_on_hosts_that_know_no_names_and_have_no_name_server(ranks: Ranks, tmp_path: Path) -> None:
+def test_collectives_over_hosts_without_name_resolution(ranks: Ranks, tmp_path: Path) -> None:
     if refused := hosts.why_refused():
         pytest.skip(refused)
     settings = tmp_path / "resolv.conf"

@@ -111,7 +111,7 @@ def bucket_views() -> list[bool]:
     return [torch.allclose(p.grad.cpu(), q.grad, rtol=1e-4, atol=1e-6) for p, q in pairs]
 
 
-def test_ddp_with_bucket_views_is_warned_of(ranks: Ranks) -> None:
+def test_ddp_with_bucket_views_warns(ranks: Ranks) -> None:
     for right in ranks.values(bucket_views, 2):
         assert all(right)
 

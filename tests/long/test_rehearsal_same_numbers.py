@@ -82,7 +82,7 @@ def all_trained(*kinds: str) -> list[tuple[list[float], list[float]]]:
 @pytest.mark.parametrize(
     "kinds", [["SGD", "momentum", "AdamW", "accumulation"], ["batch norm", "autocast"]]
 )
-def test_losses_and_weights(ranks: Ranks, kinds: list[str]) -> None:
+def test_rehearsal_losses_and_weights_equal_one_process(ranks: Ranks, kinds: list[str]) -> None:
     (alone,) = ranks.values(all_trained, 1, *kinds)
     for count in (2, 4, 8):
         every = ranks.values(all_trained, count, *kinds)
@@ -118,7 +118,9 @@ for step in range(5):
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_in_real_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rehearsal_losses_in_real_runs_are_equal_for_all_core_counts(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     driver = Driver(tmp_path_factory.mktemp("runs"))
     driver.warm()
     try:

@@ -68,5 +68,5 @@ def mixed(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_nothing_hangs(ranks: Ranks, seed: int) -> None:
+def test_random_mixed_collectives_do_not_hang(ranks: Ranks, seed: int) -> None:
     assert ranks.values(mixed, RANKS, seed) == [ROUNDS] * RANKS

@@ -11,7 +11,7 @@ from tests.worker.test_rich_progress import run
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
 
-def test_lightnings_bar(tmp_path: Path) -> None:
+def test_rich_progress_bar_of_lightning(tmp_path: Path) -> None:
     code = """
 import torch, lightning
 from lightning.pytorch.callbacks import Callback, RichProgressBar

@@ -16,7 +16,7 @@ from tpunb.runs.returns import collect_returns
 from tpunb.runs.spec import RunState, StopCause
 
 
-def test_a_notebook_is_submitted(project: Project) -> None:
+def test_submit_of_a_notebook_to_gke(project: Project) -> None:
     project.cluster.set_queue("team", quota=16, used=4)
     project.cluster.add_node("tpu-v6e-slice", "2x4", "us-east5-b")
     project.set_place(queue="team")
@@ -50,7 +50,7 @@ def test_a_notebook_is_submitted(project: Project) -> None:
     assert "xyzzy-177" not in json.dumps(calls)
 
 
-def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
+def test_jobset_restart_of_pods_continues_in_the_same_run_folder(
     project: Project, tmp_path: Path
 ) -> None:
     project.set_place(restarts=1)
@@ -75,9 +75,7 @@ def test_jobset_starts_the_pods_again_and_the_folder_goes_on(
     assert project.result().state is RunState.SUCCEEDED
 
 
-def test_a_pod_that_is_evicted_is_started_again_and_a_timeout_is_not(
-    project: Project, tmp_path: Path
-) -> None:
+def test_evicted_pod_restarts_but_a_timeout_does_not(project: Project, tmp_path: Path) -> None:
     project.set_place(restarts=2)
     process = project.start(GO_ON, "--timeout 12s")
     project.await_lines("begun", 8)
@@ -101,7 +99,9 @@ def test_ctrl_c_stops_every_pod(project: Project) -> None:
     project.await_nothing_left()
 
 
-def test_a_cut_and_a_silent_cluster_lose_nothing(project: Project, tmp_path: Path) -> None:
+def test_lost_connection_and_unreachable_cluster_lose_no_log_lines(
+    project: Project, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     train = (
         f"import os, time\nprint('begun', flush=True)\nwhile not os.path.exists({str(go)!r}):\n"
@@ -119,7 +119,7 @@ def test_a_cut_and_a_silent_cluster_lose_nothing(project: Project, tmp_path: Pat
     assert sorted(project.log()) == ["after"] * 8 + ["begun"] * 8
 
 
-def test_a_lost_kernel_ends_the_run(project: Project) -> None:
+def test_kernel_death_stops_the_gke_run(project: Project) -> None:
     process = project.start(GO_ON)
     project.await_lines("begun", 8)
     os.kill(process.pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_lost_kernel_ends_the_run(project: Project) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
-def test_a_detached_run_is_found_again_when_all_here_is_lost(
+def test_detached_gke_run_is_attached_again_after_its_mirror_died(
     project: Project, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -151,7 +151,7 @@ def test_a_detached_run_is_found_again_when_all_here_is_lost(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_values_come_back_and_a_restart_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+def test_returns_and_checkpoint_resume_after_a_gke_restart(tmp_path: Path) -> None:
     """With torch in the rank."""
     with Cluster(tmp_path / "cluster", tpunb=("-m", "tpunb")) as cluster:
         (tmp_path / "project").mkdir()

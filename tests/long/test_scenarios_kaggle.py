@@ -28,7 +28,7 @@ from tpunb.runs import returns, state
 from tpunb.runs.spec import FailureKind, RunState
 
 
-def test_an_interrupt_says_that_it_goes_on(
+def test_interrupt_stops_following_and_attach_follows_again(
     kaggle: KaggleProject, nb: Kernel, tmp_path: Path
 ) -> None:
     ran = train(nb, waiting(tmp_path / "go"), begun=kaggle)
@@ -56,7 +56,7 @@ def test_an_interrupt_says_that_it_goes_on(
     assert result(kaggle).state is RunState.SUCCEEDED
 
 
-def test_the_kernel_and_its_mirror_are_lost(kaggle: KaggleProject, tmp_path: Path) -> None:
+def test_attach_after_kernel_and_mirror_were_killed(kaggle: KaggleProject, tmp_path: Path) -> None:
     """Whoever asks next follows it from where it was, and every line is there once."""
     with kernel(kaggle.folder, "lost.ipynb", **kaggle.login()) as nb:
         nb.run("%load_ext tpunb", "load").good()
@@ -74,7 +74,9 @@ def test_the_kernel_and_its_mirror_are_lost(kaggle: KaggleProject, tmp_path: Pat
     assert result(kaggle).state is RunState.SUCCEEDED
 
 
-def test_a_session_that_is_killed(kaggle: KaggleProject, nb: Kernel, tmp_path: Path) -> None:
+def test_failure_if_the_kaggle_session_is_killed(
+    kaggle: KaggleProject, nb: Kernel, tmp_path: Path
+) -> None:
     ran = train(nb, waiting(tmp_path / "go"), begun=kaggle)
     kaggle.service.kill(session(kaggle))
     nb.wait(ran)
@@ -83,7 +85,7 @@ def test_a_session_that_is_killed(kaggle: KaggleProject, nb: Kernel, tmp_path: P
     assert failure.kind is FailureKind.HOST_LOST
 
 
-def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
+def test_failure_if_the_kaggle_session_has_no_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
     kaggle.service.without_xla = True
     try:
         ran = train(nb, "pass")
@@ -94,7 +96,7 @@ def test_a_session_without_torch_xla(kaggle: KaggleProject, nb: Kernel) -> None:
     assert failure.kind is FailureKind.REFUSED
 
 
-def test_data_and_an_earlier_run(kaggle: KaggleProject, nb: Kernel) -> None:
+def test_resume_and_data_inputs_on_kaggle(kaggle: KaggleProject, nb: Kernel) -> None:
     kaggle.service.files["datasets/me/cats"] = Stored(zipped(**{"downloaded.csv": b"1"}))
     kaggle.service.mounts["datasets/me/cats"] = "datasets/me/cats"
     nb.run("%tpu_data kaggle://datasets/me/cats --to data/cats", "data").good()
@@ -110,7 +112,7 @@ def test_data_and_an_earlier_run(kaggle: KaggleProject, nb: Kernel) -> None:
     assert result(kaggle).resumed_from == run.id
 
 
-def test_training_from_a_shell(kaggle: KaggleProject) -> None:
+def test_submit_from_a_shell_returns_values_and_leaks_no_key(kaggle: KaggleProject) -> None:
     """Without a TPU the session has rehearsal cores: torch, metrics, returns, no secret."""
     kaggle.set_place(accelerator="", files=["helper.py"], cores=2)
     torchless = kaggle.service.environment.pop("PYTHONPATH")

@@ -14,7 +14,7 @@ from tpunb.utils import env_vars, processes
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.timeout(900)
-def test_killed_at_three_places_and_nothing_is_lost_or_runs_twice(tmp_path: Path) -> None:
+def test_sweep_killed_at_three_points_resumes_without_loss_or_repeats(tmp_path: Path) -> None:
     write(tmp_path / "nb.ipynb", CELL)
     # Killed in the first trial's kernel, before its run began.
     process = begin(tmp_path)

@@ -16,7 +16,7 @@ from tests.machine.machines import machine
 pytestmark = pytest.mark.usefixtures("lent")
 
 
-def test_trying_the_import(tmp_path: Path) -> None:
+def test_doctor_import_option_shows_a_broken_torch_xla(tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
         made.file("broken/torch_xla/__init__.py", "raise ImportError('undefined symbol: _ZN2at')")
         made.env["PYTHONPATH"] = str(made.root / "broken")
@@ -32,7 +32,7 @@ def test_trying_the_import(tmp_path: Path) -> None:
     assert "--force-reinstall" in done.stdout
 
 
-def test_the_cell_in_which_this_kernel_took_it(nb: Kernel, made: FakeMachine) -> None:
+def test_device_busy_error_names_the_cell_that_took_the_tpu(nb: Kernel, made: FakeMachine) -> None:
     device = made.root / "dev/vfio/0"
     taking = f"import torch_xla\ntorch_xla.device()\nheld = open({str(device)!r})"
     nb.run("import torch", "import").good()

@@ -85,7 +85,7 @@ class Page(HTMLParser):
             self.loaded += [given[name] for name in ("href", "src") if name in given]
 
 
-def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_site_links_resolve_and_no_external_file_is_loaded(site: Path) -> None:
     written = [path for path in site.rglob("*.html") if "_static" not in path.parts]
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in written}
     assert len(pages) > 60
@@ -113,7 +113,7 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: P
     assert checked > 3000
 
 
-def test_the_reference_has_every_public_name(site: Path) -> None:
+def test_site_reference_has_every_public_name(site: Path) -> None:
     packed = (site / "objects.inv").read_bytes().split(b"\n", maxsplit=4)[4]
     documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
     wanted = {f"tpunb.{name}" for name in tpunb.__all__}
@@ -126,7 +126,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert page.count('<div class="highlight-python') >= 2  # examples of launch, on_log and more
 
 
-def test_the_search_knows_all_pages(site: Path) -> None:
+def test_site_search_index_has_all_pages(site: Path) -> None:
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     found = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
     sources = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("notebooks/**/*.ipynb")]
@@ -138,14 +138,14 @@ def test_the_search_knows_all_pages(site: Path) -> None:
     assert "docs/howto/sweep" in [found["docnames"][number] for number in hits]
 
 
-def test_a_notebook_is_shown_with_what_it_has_printed(site: Path) -> None:
+def test_site_shows_notebooks_with_outputs(site: Path) -> None:
     page = (site / "notebooks/00_quickstart.html").read_text(encoding="utf-8")
     assert "[0] trained on 4 cores" in page
     assert "a run's <b>card</b>" in page
     assert "widget" not in page.partition("<article")[2]
 
 
-def test_a_notebook_is_executed_when_it_or_what_it_runs_has_changed(
+def test_site_reexecutes_notebooks_after_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = builder()

@@ -103,7 +103,7 @@ def own_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_many_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
+def test_soak_many_runs_of_one_launcher_leak_nothing(tmp_path: Path, own_temporary: Path) -> None:
     gc.collect()  # what tests before this one have left would be closed some time later
     driver = Driver(tmp_path / "runs")
     driver.warm()
@@ -134,7 +134,7 @@ def test_many_runs_of_one_launcher(tmp_path: Path, own_temporary: Path) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_runs_of_one_kernel(tmp_path: Path, own_temporary: Path) -> None:
+def test_soak_many_runs_of_one_kernel_leak_nothing(tmp_path: Path, own_temporary: Path) -> None:
     """With all that a train cell does in a kernel: capture, conversion, display, returns."""
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb\n%tpu_setup --cores 2", "load").good()

@@ -17,7 +17,7 @@ from tests.scenarios.test_spmd import ONE, SETUP, SPMD, nb
 pytestmark = pytest.mark.usefixtures("lent")
 
 
-def test_under_tpu_debug_the_kernel_has_it_and_later_runs_have_not(nb: Kernel) -> None:
+def test_spmd_in_a_debug_cell_does_not_affect_later_runs(nb: Kernel) -> None:
     """One device in the kernel, so a mesh of one."""
     assert nb.run(f"%%tpu_debug\n{SPMD}").good().stdout.endswith("1 56.0\n")
     assert nb.value("os.environ['XLA_USE_SPMD']") == "1"
@@ -33,7 +33,7 @@ def test_under_tpu_debug_the_kernel_has_it_and_later_runs_have_not(nb: Kernel) -
     )
 
 
-def test_under_tpu_debug_after_a_device_was_used_the_kernel_lives(nb: Kernel) -> None:
+def test_spmd_in_a_debug_cell_after_a_device_was_used_is_an_error(nb: Kernel) -> None:
     with kernel(nb.folder, file=None) as other:
         other.run("%load_ext tpunb").good()
         other.run(f"{SETUP.strip()}\nimport torch_xla").good()
@@ -43,7 +43,7 @@ def test_under_tpu_debug_after_a_device_was_used_the_kernel_lives(nb: Kernel) ->
         assert other.value("xr.is_spmd(), before.sum().item()") == (False, 2.0)
 
 
-def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
+def test_spmd_variable_of_the_kernel_environment(nb: Kernel) -> None:
     with kernel(nb.folder, file=None, XLA_USE_SPMD="1") as other:
         other.run("%load_ext tpunb").good()
         ran = other.run(
@@ -56,7 +56,7 @@ def test_a_variable_that_the_kernel_has_counts(nb: Kernel) -> None:
 
 
 @pytest.mark.timeout(600)  # a kernel and two runs, on a machine that may do much else
-def test_the_notebook_of_spmd(tmp_path: Path) -> None:
+def test_spmd_example_notebook(tmp_path: Path) -> None:
     """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""
     notebook = Path(__file__).parents[2] / "notebooks" / "02_spmd.ipynb"
     shutil.copy(notebook, tmp_path)

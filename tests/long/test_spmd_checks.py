@@ -57,7 +57,7 @@ def printed(seen: Seen) -> list[str]:
     return text.splitlines()
 
 
-def test_one_process_drives_all_cores(driver: Driver) -> None:
+def test_spmd_one_process_drives_all_cores(driver: Driver) -> None:
     seen = spmd(
         driver,
         MESH,
@@ -75,7 +75,7 @@ print(torch_xla._XLAC._get_xla_sharding_spec(x), (x * 2).sum().item())
     assert json.loads((seen.result.dir / "result.json").read_text())["spmd"] == 4
 
 
-def test_all_numbers_of_cores_give_the_same_losses(driver: Driver) -> None:
+def test_spmd_losses_are_the_same_for_all_core_counts(driver: Driver) -> None:
     losses = []
     for cores in (1, 2, 4):
         seen = spmd(driver, MESH, MODEL, "print([step().item() for _ in range(6)])", cores=cores)
@@ -85,7 +85,7 @@ def test_all_numbers_of_cores_give_the_same_losses(driver: Driver) -> None:
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_metrics_values_and_checkpoints_are_whole(driver: Driver) -> None:
+def test_spmd_metrics_returns_and_checkpoints_are_unsharded(driver: Driver) -> None:
     seen = spmd(
         driver,
         MESH,
@@ -158,7 +158,7 @@ def test_use_spmd_after_a_device_is_an_error_that_says_so(driver: Driver) -> Non
     assert failure.message.startswith("xr.use_spmd() was called after an XLA device was used")
 
 
-def test_a_run_that_never_switches_it_on_says_so(driver: Driver) -> None:
+def test_spmd_run_that_never_calls_use_spmd_logs_a_note(driver: Driver) -> None:
     seen = spmd(driver, "print(torch.ones(2, device='xla').sum().item())")
     assert seen.result.state == "succeeded"
     assert printed(seen) == ["2.0"]
@@ -174,7 +174,7 @@ def test_a_run_that_never_switches_it_on_says_so(driver: Driver) -> None:
     ],
 )
 @pytest.mark.parametrize("replicate", [None, "asked"])
-def test_in_one_of_several_ranks_it_is_refused(
+def test_spmd_in_one_of_several_ranks_is_refused(
     driver: Driver, call: str, replicate: str | None
 ) -> None:
     seen = driver.run([SETUP], call, replicate=replicate)
@@ -187,7 +187,7 @@ def test_in_one_of_several_ranks_it_is_refused(
     )
 
 
-def test_a_prelude_of_several_ranks_that_switches_it_on_is_named(driver: Driver) -> None:
+def test_spmd_switched_on_in_the_prelude_of_several_ranks_names_the_cell(driver: Driver) -> None:
     seen = driver.run([SETUP, "exec('xr.use_spmd()')"], "print('never')")
     failure = seen.result.failure
     assert failure is not None
@@ -196,7 +196,7 @@ def test_a_prelude_of_several_ranks_that_switches_it_on_is_named(driver: Driver)
     assert not any("never" in line for line in seen.log)
 
 
-def test_on_one_core_without_recognition_it_works_as_upstream(driver: Driver) -> None:
+def test_spmd_on_one_core_works_undetected(driver: Driver) -> None:
     seen = driver.run([SETUP], f"exec({MESH!r})\n{MODEL}\nprint(cores, step().item() > 0)", ranks=1)
     assert printed(seen) == ["1 True"], seen.result
 
@@ -214,7 +214,7 @@ def test_two_devices_in_a_rank_are_refused(driver: Driver, ask: str) -> None:
     assert failure.message.startswith("this process has 2 XLA devices, but a rank has one")
 
 
-def test_models_of_the_threads_era_are_fine(driver: Driver) -> None:
+def test_mp_model_wrapper_and_serial_executor_still_work(driver: Driver) -> None:
     seen = driver.run(
         [
             SETUP + "import torch_xla.distributed.xla_multiprocessing as xmp\n"
@@ -226,7 +226,7 @@ def test_models_of_the_threads_era_are_fine(driver: Driver) -> None:
 
 
 class TestSupervision:
-    def test_a_stop_leaves_time_to_save(self, driver: Driver) -> None:
+    def test_stop_of_an_spmd_run_leaves_time_to_save(self, driver: Driver) -> None:
         seen = spmd(
             driver,
             MESH,
@@ -249,14 +249,14 @@ except KeyboardInterrupt:
         [file] = (seen.result.dir / "checkpoints").glob("*.pt")
         assert torch.load(file, weights_only=True)["model"]["0.weight"].shape == (8, 6)
 
-    def test_a_hang_is_named_with_its_line(self, driver: Driver) -> None:
+    def test_hang_of_an_spmd_run_names_its_line(self, driver: Driver) -> None:
         seen = spmd(driver, MESH, MODEL, "step().item()\ntime.sleep(600)", hang_timeout=8.0)
         assert seen.result.state == "hung"
         assert seen.result.failure is not None
         assert "rank 0: at cell [2]" in seen.result.failure.message
         assert "time.sleep(600)" in seen.result.failure.message
 
-    def test_steps_alone_are_a_sign_of_life(self, driver: Driver) -> None:
+    def test_no_hang_while_spmd_steps_continue(self, driver: Driver) -> None:
         seen = spmd(
             driver,
             MESH,
@@ -266,7 +266,7 @@ except KeyboardInterrupt:
         )
         assert printed(seen) == ["end"], seen.result
 
-    def test_a_crash_is_placed(self, driver: Driver) -> None:
+    def test_crash_of_an_spmd_run_names_cell_and_line(self, driver: Driver) -> None:
         kill = "os.kill(os.getpid(), 11)"
         cell = [MESH, MODEL, "step().item()", kill]
         seen = spmd(driver, *cell)
@@ -275,7 +275,7 @@ except KeyboardInterrupt:
         assert (failure.signal, failure.cell) == ("SIGSEGV", 2)
         assert failure.line == "\n".join(cell).strip().split("\n").index(kill) + 1
 
-    def test_a_retry_goes_on_from_the_checkpoint(self, driver: Driver) -> None:
+    def test_retry_of_an_spmd_run_resumes_from_the_checkpoint(self, driver: Driver) -> None:
         seen = spmd(
             driver,
             MESH,
@@ -301,7 +301,7 @@ for number in range(first, 4):
         assert printed(seen) == [f"step {number} {spec}" for number in range(4)]
 
 
-def test_what_lint_says_of_spmd_is_so(driver: Driver) -> None:
+def test_lint_rules_for_spmd_match_torch_xla(driver: Driver) -> None:
     seen = spmd(
         driver,
         MESH,

@@ -168,12 +168,12 @@ PREPARED = """
 """
 
 
-def test_in_a_rank_of_a_run_nothing_is_left_to_do(tmp_path: Path) -> None:
+def test_standalone_prepare_does_nothing_in_a_rank_of_a_run(tmp_path: Path) -> None:
     done = run(tmp_path, ["-c", textwrap.dedent(PREPARED)], TPUNB_RUN=str(tmp_path))
     assert done.stdout == "False None 0\n", done.stderr
 
 
-def test_without_torch_xla_it_says_how_to_get_it(tmp_path: Path) -> None:
+def test_standalone_without_torch_xla_explains_the_install(tmp_path: Path) -> None:
     # -S: an interpreter without site-packages.
     done = run(tmp_path, ["-S", "-c", textwrap.dedent(PREPARED)])
     assert done.returncode == 1
@@ -210,7 +210,7 @@ ON_A_TPU = """
 """
 
 
-def test_on_a_tpu_a_process_joins_the_others_and_nothing_is_replaced(tmp_path: Path) -> None:
+def test_standalone_process_on_a_tpu_joins_the_others_unpatched(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         ["-c", textwrap.dedent(ON_A_TPU)],
@@ -249,7 +249,7 @@ def test_one_process_on_each_of_several_tpu_hosts_joins_the_others(tmp_path: Pat
     assert done.stdout.splitlines()[0] == "joined (0, 1)", done.stderr
 
 
-def test_two_devices_in_a_process_are_refused_as_a_tpu_v2_or_v3_has_them(tmp_path: Path) -> None:
+def test_standalone_two_devices_in_a_process_are_refused(tmp_path: Path) -> None:
     done = run(
         tmp_path,
         ["-c", textwrap.dedent(ON_A_TPU)],
@@ -279,14 +279,14 @@ SPMD = """
 
 
 @pytest.mark.parametrize(("env", "cores"), [({}, 4), ({"CPU_NUM_DEVICES": "2"}, 2)])
-def test_a_script_of_spmd_drives_rehearsal_cores(
+def test_spmd_script_drives_rehearsal_cores(
     tmp_path: Path, env: dict[str, str], cores: int
 ) -> None:
     done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **env)
     assert done.stdout == f"{cores} 56.0\n", done.stderr
 
 
-def test_torchrun_with_several_processes_of_spmd_is_refused(tmp_path: Path) -> None:
+def test_spmd_under_torchrun_with_several_processes_is_refused(tmp_path: Path) -> None:
     ranks = {"TORCHELASTIC_RUN_ID": "test", "RANK": "1", "LOCAL_RANK": "1"}
     sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **ranks, **sizes)

@@ -11,7 +11,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 
 
-def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
+def test_collective_stats_in_result_log_and_card(driver: Driver) -> None:
     # Far longer than the ranks' starts differ on a busy machine.
     result = driver.run([], TRAIN.format(seconds=2), ranks=2).result
     assert result.state == "succeeded"
@@ -40,7 +40,7 @@ def test_the_result_of_a_run_tells_of_its_collectives(driver: Driver) -> None:
     assert "6 collectives, 1.6 kB" in status.html()
 
 
-def test_ranks_that_fail_tell_of_theirs_too_and_one_rank_has_none(driver: Driver) -> None:
+def test_collective_stats_of_failed_ranks_and_of_a_single_rank(driver: Driver) -> None:
     failed = driver.run([], TRAIN.format(seconds=0) + "\nraise ValueError('late')", ranks=2).result
     assert failed.state == "failed"
     assert failed.failure is not None

@@ -145,7 +145,7 @@ def test_stops_while_a_run_starts(driver: Driver, how: str) -> None:
         assert (result.state, result.failures) == ("interrupted", ()), f"{number}: {result}"
 
 
-def test_who_fails_and_then_ends_well_has_failed(driver: Driver) -> None:
+def test_failure_stays_although_the_exit_code_is_0(driver: Driver) -> None:
     seen = driver.run(
         ["import atexit, os"], "atexit.register(os._exit, 0)\nraise ValueError('odd')", ranks=1
     )

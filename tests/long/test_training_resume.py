@@ -132,7 +132,9 @@ def through(batches: Position, epochs: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("given", [False, True])
-def test_the_order_resumes_where_it_stopped(workers: int, given: bool, outside_run: Path) -> None:
+def test_resume_continues_the_order_of_batches(
+    workers: int, given: bool, outside_run: Path
+) -> None:
     def loader() -> DataLoader[Any]:
         options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
         if given:
@@ -161,7 +163,7 @@ def test_the_order_resumes_where_it_stopped(workers: int, given: bool, outside_r
     assert through(again, EPOCHS) == [expected[1][12:], expected[2]]
 
 
-def test_skipped_batches_are_not_read(outside_run: Path) -> None:
+def test_resume_does_not_read_skipped_batches(outside_run: Path) -> None:
     images = Images()
     batches = Position(DataLoader(images, 2, shuffle=True))
     iterator = iter(batches)
@@ -204,14 +206,14 @@ def saved(folder: str) -> None:
     TrainingState(model=nn.Linear(2, 2), path=folder).save(3)
 
 
-def test_another_number_of_ranks_raises(ranks: Ranks, tmp_path: Path) -> None:
+def test_resume_with_another_number_of_ranks_raises(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.values(saved, 2, str(tmp_path)) == [None, None]
     assert ranks.values(counted, 2, str(tmp_path)) == [4, 4]
     (ended,) = ranks.run(counted, 1, str(tmp_path))
     assert "has a part from each of 2 ranks, and this run has 1" in ended.error
 
 
-def test_parts_are_checked(outside_run: Path) -> None:
+def test_training_state_checks_its_parts(outside_run: Path) -> None:
     with pytest.raises(TypeError, match=r"rate is a float, which has no load_state_dict"):
         TrainingState(rate=0.1)
     with pytest.raises(ValueError, match=r"own=\['other'\] are not"):

@@ -8,7 +8,7 @@ from tests.drivers.pods import ReachedPod
 from tests.places.test_transfer import send, there
 
 
-def test_only_what_has_changed_is_sent(pod: ReachedPod) -> None:
+def test_copy_sends_only_changed_files(pod: ReachedPod) -> None:
     one, two = pod.project / "one.txt", pod.project / "two.txt"
     one.write_text("one")
     two.write_text("two")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("starts_processes")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_gcloud_documents_the_flags_that_it_gets(pod: ReachedPod, name: str) -> None:
+def test_gcloud_flags_used_are_documented(pod: ReachedPod, name: str) -> None:
     used = {word.partition("=")[0] for call in calls_of_gcloud(pod, name) for word in call}
     flags = {word for word in used if word.startswith("--")} - WIDE
     assert flags

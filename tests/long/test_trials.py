@@ -12,7 +12,7 @@ from tpunb.runs.directory import list_runs
 
 
 @pytest.mark.usefixtures("lent")
-def test_the_state_of_a_lent_supervisor_after_a_kernel(tmp_path: Path) -> None:
+def test_supervisor_state_after_its_kernel_has_ended(tmp_path: Path) -> None:
     train = "%%tpu_train --cores 1"
     with kernel(tmp_path) as nb:
         nb.run("%load_ext tpunb").good()

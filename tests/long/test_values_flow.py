@@ -21,7 +21,7 @@ from tests.support import free_port
 from tpunb.runs.directory import list_runs
 
 
-def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
+def test_last_run_in_a_run_is_that_of_its_place_in_the_notebook(nb: Kernel) -> None:
     first = cell(nb, ADD.format(" --name one", 1), "one").good()
     cell(nb, "where = str(tpunb.last_run.dir)", "where").good()
     cell(nb, ADD.format(" --name two", 1), "two").good()
@@ -30,7 +30,7 @@ def test_last_run_is_what_it_was_at_its_place(nb: Kernel) -> None:
     assert re.search(r"dirs \S+-one\S* \S+-two\n", shown.printed())
 
 
-def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None:
+def test_returned_values_do_not_reach_a_train_cell_above(nb: Kernel) -> None:
     cell(nb, ADD.format("", 1), "one").good()
     two = ADD.format("", 10)
     cell(nb, two, "two").good()
@@ -42,7 +42,7 @@ def test_a_train_cell_above_another_gets_nothing_of_that_one(nb: Kernel) -> None
     assert "weight 11.0 11.0" in cell(nb, SHOW, "below").good().printed()
 
 
-def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
+def test_returned_values_stay_after_a_failed_rerun(nb: Kernel) -> None:
     cell(nb, ADD.format(",n --out res\nn = 5", 1), "one").good()
     failed = cell(nb, ADD.format(",n --out res\nn = 6\n1 / 0", 1), "one")
     assert "ZeroDivisionError" in failed.red_line
@@ -51,7 +51,7 @@ def test_a_rerun_that_fails_leaves_what_was_there(nb: Kernel) -> None:
     assert nb.value("n, res.state == 'failed'") == (5, True)
 
 
-def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
+def test_background_handle_is_usable_in_later_runs_after_its_end(nb: Kernel) -> None:
     waits = "while not os.path.exists('go on'): time.sleep(0.05)\nb = 7"
     cell(nb, f"%%tpu_train --bg --returns b --out h\n{waits}", "one").good()
     assert cell(nb, "", "wait").good()
@@ -67,7 +67,7 @@ def test_a_handle_can_be_used_once_its_run_has_ended(nb: Kernel) -> None:
     assert "7 8" in cell(nb, "%%tpu_train\nprint(b, m)", "two").good().printed()
 
 
-def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel) -> None:
+def test_detached_run_returns_are_available_after_attach(nb: Kernel) -> None:
     cell(nb, "%%tpu_train --detach --returns k\nk = 3", "one").good()
     assert cell(nb, "", "attach").good()
     [run] = [run for run in list_runs(nb.folder / "runs") if run.read_spec().returns == ("k",)]
@@ -78,7 +78,7 @@ def test_what_a_detached_run_returned_is_there_where_it_was_attached(nb: Kernel)
     assert "3 {'k': 3} succeeded" in shown.printed()
 
 
-def test_a_skipped_change_is_told(nb: Kernel) -> None:
+def test_skipped_cell_that_changes_a_read_name_is_noted(nb: Kernel) -> None:
     skipped = cell(nb, "# tpu: skip\nmodel.load_state_dict(model.state_dict())", "skip").good()
     shown = cell(nb, SHOW, "show").good().printed()
     assert (
@@ -88,7 +88,7 @@ def test_a_skipped_change_is_told(nb: Kernel) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_three_train_cells_give_equal_numbers_everywhere(tmp_path: Path) -> None:
+def test_train_cells_give_equal_numbers_in_nbclient_papermill_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "three.ipynb"
     notebook = v4.new_notebook(cells=[v4.new_code_cell(dedent(source).strip()) for source in THREE])
     nbformat.write(notebook, path)

@@ -26,7 +26,7 @@ def found(pod: ReachedPod) -> Target:
     return kinds.find_target("pod", pod.project, print, lambda: False)
 
 
-def test_hosts_say_who_they_are(pod: ReachedPod) -> None:
+def test_host_check_reports_names_addresses_and_versions(pod: ReachedPod) -> None:
     report = asked(pod)
     assert report.problems() == []
     assert report.names == ("h0", "h1")
@@ -37,7 +37,7 @@ def test_hosts_say_who_they_are(pod: ReachedPod) -> None:
     assert all(host.folder == f"{pod.folder}/homes/{name}/.tpunb" for name, host in report.answered)
 
 
-def test_each_host_that_does_not_answer_is_named_with_what_ssh_says(pod: ReachedPod) -> None:
+def test_unreachable_host_is_named_with_the_ssh_message(pod: ReachedPod) -> None:
     pod.change("h1", refuses="root@h1: Permission denied (publickey).")
     with pytest.raises(HostsError) as caught:
         found(pod)
@@ -78,7 +78,7 @@ def test_other_files_of_the_same_version_are_refused(
         found(pod)
 
 
-def test_a_host_without_tpunb_says_how_to_get_it(pod: ReachedPod) -> None:
+def test_host_without_tpunb_explains_the_install(pod: ReachedPod) -> None:
     pod.set_place(python="/usr/bin/python3")
     with pytest.raises(HostsError) as caught:
         found(pod)
@@ -136,7 +136,7 @@ def test_a_machine_that_is_named_twice_is_refused(pod: ReachedPod) -> None:
         found(pod)
 
 
-def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
+def test_port_in_use_is_skipped(pod: ReachedPod) -> None:
     code = "import socket, sys; s = socket.create_server((sys.argv[1], 8461)); print(flush=True); "
     with pod[0].popen(
         ["python3", "-c", code + "sys.stdin.read()", pod[0].address], stdin=-1, stdout=-1
@@ -152,7 +152,7 @@ def test_a_taken_port_is_passed_over(pod: ReachedPod) -> None:
         listener.communicate(b"")
 
 
-def test_no_free_port_is_said(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_free_port_is_an_error(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = found(pod)
     monkeypatch.setattr(check.HostsReport, "rendezvous_port", lambda self: None)
     with pytest.raises(PlaceError, match="8460 and the next ones are in use on h0"):
@@ -168,18 +168,18 @@ def test_cores_are_a_multiple_of_the_hosts(pod: ReachedPod) -> None:
         chosen.choose_cores(3)
 
 
-def test_an_interrupt_leaves_the_hosts(pod: ReachedPod) -> None:
+def test_interrupt_during_the_host_check(pod: ReachedPod) -> None:
     with pytest.raises(TpunbError, match="interrupted before the run began"):
         kinds.find_target("pod", pod.project, print, lambda: True)
 
 
-def test_another_clock_is_a_note(pod: ReachedPod) -> None:
+def test_clock_difference_is_a_note(pod: ReachedPod) -> None:
     report = asked(pod)
     hosts = tuple(host and replace(host, skew=-61.0) for host in report.hosts)
     assert ("h0", "its clock is 61 s behind this machine's") in replace(report, hosts=hosts).notes()
 
 
-def test_the_report_as_json(pod: ReachedPod) -> None:
+def test_host_report_as_json(pod: ReachedPod) -> None:
     pod.change("h1", refuses="no")
     report = json.loads(json.dumps(asked(pod).to_json()))
     assert [host["reached"] for host in report["hosts"]] == [True, False]

@@ -95,7 +95,7 @@ def last(project: ColabProject) -> RunResult:
     return result_of(list_runs(project.project / "runs")[-1])
 
 
-def test_what_is_decided_before_there_is_a_session(tmp_path: Path) -> None:
+def test_colab_target_before_a_session_exists(tmp_path: Path) -> None:
     config = PlaceConfig("c", "colab", tmp_path / "places.toml", ColabSettings(accelerator="v5e1"))
     target = ColabTarget(config, tmp_path, tmp_path / "sub", None)
     assert (target.hosts, target.device, target.choose_cores(None)) == (("colab",), "TPU", 1)
@@ -152,7 +152,7 @@ SPEC = RunSpec("nb", "colab", 2, "CPU", ".", (), (), hosts=("colab",), place="co
     ],
     ids=["too-many", "quota", "service", "upload", "lost-at-once", "nothing-works"],
 )
-def test_what_cannot_be_started_is_refused_and_nothing_is_left(
+def test_start_failures_on_colab_are_explained(
     project: ColabProject, tmp_path: Path, fault: dict[str, object], says: str
 ) -> None:
     run = RunDir(tmp_path)
@@ -165,7 +165,7 @@ def test_what_cannot_be_started_is_refused_and_nothing_is_left(
     assert TOKEN not in str(refused.value)
 
 
-def test_a_session_without_a_name_is_told_of(project: ColabProject, tmp_path: Path) -> None:
+def test_unnamed_colab_session_is_reported(project: ColabProject, tmp_path: Path) -> None:
     """Colab may have allocated the session before `colab` has recorded its name."""
     run = RunDir(tmp_path)
     run.write_spec(SPEC)
@@ -178,7 +178,7 @@ def test_a_session_without_a_name_is_told_of(project: ColabProject, tmp_path: Pa
     place._tool.stop("?")
 
 
-def test_a_lost_run_says_what_may_still_cost(tmp_path: Path) -> None:
+def test_lost_run_message_names_the_session_that_may_still_cost(tmp_path: Path) -> None:
     """The mirror was killed, and the session is still allocated."""
     config = PlaceConfig("c", "colab", tmp_path / "places.toml", ColabSettings(accelerator="v5e1"))
     placed = ColabRun(config, "tpunb-lost", str(tmp_path))

@@ -63,7 +63,7 @@ def stream_of(told: list[dict[str, Any]]) -> list[Line | str]:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_run_that_has_ended_is_told_from_where_it_is_known(
+def test_follow_an_ended_run_from_known_offsets(
     content: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ended_run(content, "[0] one\n[0] two\n")
@@ -79,7 +79,7 @@ def test_a_run_that_has_ended_is_told_from_where_it_is_known(
     assert lines[-1] == End(0)
 
 
-def test_a_run_that_never_began(content: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_a_run_that_never_began(content: Path, capsys: pytest.CaptureFixture[str]) -> None:
     session.follow("name", {}, "me", 60.0)
     assert said(capsys.readouterr().out) == [
         {"over": True, "error": "the run was never started in this session"}
@@ -87,7 +87,7 @@ def test_a_run_that_never_began(content: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("returncode", [0, 1])
-def test_lines_that_a_library_prints_are_not_the_nodes(
+def test_library_output_is_not_taken_for_node_messages(
     content: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -133,7 +133,7 @@ class Node:
         os.close(self.says)
 
 
-def test_stops_come_as_files_and_another_follower_ends_this_one(
+def test_stop_requests_come_as_files_and_a_new_follower_replaces_the_old(
     content: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = content / "name"
@@ -154,7 +154,7 @@ def test_stops_come_as_files_and_another_follower_ends_this_one(
         node.close()
 
 
-def test_who_follows_does_not_wait_for_files(
+def test_follower_does_not_wait_for_packing_files(
     content: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, packed = threading.Event(), threading.Event()
@@ -193,7 +193,7 @@ def test_files_are_packed_in_parts(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_session_without_torch_is_told_and_nothing_is_unpacked(content: Path) -> None:
+def test_session_without_torch_is_reported_and_nothing_is_unpacked(content: Path) -> None:
     code = f"exec({Path(session.__file__).read_text()!r}, made := {{}})\n"
     code += "made['begin']('name', [], 'tpunb.whl', 'me', 1.0)"
     bare = [sys.executable, "-S", "-c", code]

@@ -20,7 +20,7 @@ def account(starts_processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return made
 
 
-def test_what_the_account_has(account: FakeColab) -> None:
+def test_colab_tool_lists_sessions_and_usage(account: FakeColab) -> None:
     tool = ColabTool()
     assert tool.sessions() == []
     tool.new("mine", "v5e1")
@@ -37,7 +37,7 @@ def test_what_the_account_has(account: FakeColab) -> None:
     assert ColabTool("adc").command("usage") == ["colab", "--auth", "adc", "usage"]
 
 
-def test_sessions_in_another_form_are_not_taken_for_none(
+def test_colab_tool_output_in_an_unknown_form_is_an_error(
     account: FakeColab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = ColabTool()
@@ -46,7 +46,7 @@ def test_sessions_in_another_form_are_not_taken_for_none(
         tool.sessions()
 
 
-def test_what_is_uploaded_is_in_no_file_here(account: FakeColab, tmp_path: Path) -> None:
+def test_colab_tool_uploads_without_a_local_file(account: FakeColab, tmp_path: Path) -> None:
     tool = ColabTool()
     tool.new("mine", "cpu")
     secret = bytes(range(256)) * 5000
@@ -58,7 +58,7 @@ def test_what_is_uploaded_is_in_no_file_here(account: FakeColab, tmp_path: Path)
     assert (tmp_path / "back").read_bytes() == secret
 
 
-def test_an_error_shows_the_tools_last_line_and_no_credential(account: FakeColab) -> None:
+def test_colab_tool_errors_show_the_last_line_without_credentials(account: FakeColab) -> None:
     tool = ColabTool()
     tool.new("mine", "cpu")
     account.fail(upload=503)
@@ -84,13 +84,13 @@ def test_an_error_shows_the_tools_last_line_and_no_credential(account: FakeColab
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_without_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colab_tool_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ColabError, match="`colab` is not installed: `uv tool install google-co"):
         ColabTool().sessions()
 
 
-def test_a_call_that_takes_too_long_or_that_nobody_waits_for(account: FakeColab) -> None:
+def test_colab_tool_timeout_and_cancellation(account: FakeColab) -> None:
     account.fail(new=60)
     with pytest.raises(ColabError, match=r"`colab new` has not answered in 0\.5 s"):
         ColabTool().run("new", "-s", "mine", timeout=0.5)
@@ -101,7 +101,7 @@ def test_a_call_that_takes_too_long_or_that_nobody_waits_for(account: FakeColab)
 @pytest.mark.skipif(
     importlib.util.find_spec("colab_cli") is None, reason="google-colab-cli is not installed"
 )
-def test_the_stand_in_takes_what_the_real_one_takes() -> None:
+def test_fake_colab_has_the_options_of_the_real_tool() -> None:
     typer = pytest.importorskip("typer")
     cli = pytest.importorskip("colab_cli.cli")
     group = typer.main.get_command(cli.app)
@@ -122,7 +122,7 @@ def _options(command: object) -> list[str]:
     return found
 
 
-def test_the_stand_in_refuses_what_the_real_one_does_not_know(account: FakeColab) -> None:
+def test_fake_colab_refuses_unknown_options(account: FakeColab) -> None:
     for words in (["new", "--tup", "v5e1"], ["nothing"], ["upload", "-s", "a", "b"]):
         tried = subprocess.run([account.folder / "colab", *words], capture_output=True, text=True)
         assert tried.returncode == 2, json.dumps(words)

@@ -40,7 +40,7 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_a_place_of_hosts(home: Path) -> None:
+def test_ssh_place_settings(home: Path) -> None:
     file = written(home / "project", POD + 'files = ["*.py", "- old*"]\ncores = 2\n')
     place = find_place("pod", home / "project")
     assert place == PlaceConfig(
@@ -52,7 +52,7 @@ def test_a_place_of_hosts(home: Path) -> None:
     assert PlaceConfig.from_json(place.to_json()) == place
 
 
-def test_places_of_gcloud(home: Path) -> None:
+def test_gcloud_place_settings(home: Path) -> None:
     written(
         home / "project",
         '[places.v5e]\nkind = "gcloud-tpu"\nname = "mine"\nzone = "us-west4-a"\n'
@@ -64,7 +64,7 @@ def test_places_of_gcloud(home: Path) -> None:
     assert mig == GcloudMigSettings(name="g", zone="us-c1-c", tunnel=True)
 
 
-def test_a_place_of_a_cluster(home: Path) -> None:
+def test_jobset_place_settings(home: Path) -> None:
     written(home / "project", GKE + 'queue = "team"\nrestarts = 2\nport = 9000\n')
     place = find_place("pod", home / "project")
     assert place.settings == JobSetSettings(
@@ -73,7 +73,7 @@ def test_a_place_of_a_cluster(home: Path) -> None:
     assert PlaceConfig.from_json(place.to_json()) == place
 
 
-def test_the_project_is_looked_at_upwards_and_hides_what_is_the_users_own(home: Path) -> None:
+def test_places_file_of_a_parent_folder_overrides_the_users_file(home: Path) -> None:
     user = written(home / ".config" / "tpunb", POD + POD.replace("pod", "own"))
     assert find_place("pod", home / "project" / "notebooks").file == user
     project = written(home / "project", POD)
@@ -81,14 +81,14 @@ def test_the_project_is_looked_at_upwards_and_hides_what_is_the_users_own(home: 
     assert find_place("own", home / "project" / "notebooks").file == user
 
 
-def test_the_search_ends_at_the_project_s_top(home: Path) -> None:
+def test_places_file_search_ends_at_the_git_root(home: Path) -> None:
     written(home, POD)
     (home / "project" / ".git").mkdir()
     with pytest.raises(PlaceError, match=r"there is no places\.toml"):
         find_place("pod", home / "project")
 
 
-def test_without_a_file_the_message_shows_one(home: Path) -> None:
+def test_places_file_missing_error_shows_an_example(home: Path) -> None:
     with pytest.raises(PlaceError) as caught:
         find_place("pod", home / "project")
     example = str(caught.value).partition("Create one:\n")[2]
@@ -97,7 +97,7 @@ def test_without_a_file_the_message_shows_one(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_another_user_s_file_sends_no_code_anywhere(home: Path) -> None:
+def test_places_file_of_another_user_is_refused(home: Path) -> None:
     os.chown(written(home / "project", POD), 12345, 12345)
     with pytest.raises(PlaceError, match="belongs to another user"):
         find_place("pod", home / "project")
@@ -152,9 +152,7 @@ def test_another_user_s_link_to_an_own_file_sends_no_code_anywhere(home: Path) -
         (KAGGLE + "session_hours = 0\n", "places.pod.session_hours", "at least 0.1"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_key_and_what_to_write(
-    home: Path, text: str, key: str, says: str
-) -> None:
+def test_places_file_errors_name_file_and_key(home: Path, text: str, key: str, says: str) -> None:
     file = written(home / "project", text)
     with pytest.raises(PlaceError) as caught:
         find_place("pod", home / "project")
@@ -164,13 +162,13 @@ def test_what_is_wrong_is_said_with_file_key_and_what_to_write(
     assert says in str(caught.value)
 
 
-def test_a_place_that_nobody_named_has_a_neighbour(home: Path) -> None:
+def test_unknown_place_name_suggests_a_similar_one(home: Path) -> None:
     written(home / "project", POD)
     with pytest.raises(PlaceError, match="did you mean 'pod'"):
         find_place("pods", home / "project")
 
 
-def test_every_kind_says_what_it_cannot_do_without() -> None:
+def test_required_settings_are_listed_for_every_kind_of_place() -> None:
     from tpunb.places import config
 
     assert config._NEEDED.keys() == KINDS.keys()

@@ -14,7 +14,7 @@ from tpunb.places.doctor import ReachReport
 from tpunb.places.kinds import inspect_place
 
 
-def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
+def test_doctor_of_connected_hosts_is_ready(pod: ReachedPod) -> None:
     report = inspect_place("pod", pod.project)
     assert report.problems() == []
     lines = report.text().splitlines()
@@ -25,14 +25,14 @@ def test_hosts_that_reach_each_other_are_ready(pod: ReachedPod) -> None:
     assert lines[-1] == "ready: %%tpu_train --on pod runs on 8 rehearsal cores on 2 hosts"
 
 
-def test_ports_that_are_not_let_through_are_named_in_both_directions(pod: ReachedPod) -> None:
+def test_doctor_names_blocked_ports_in_both_directions(pod: ReachedPod) -> None:
     problems = problems_when_cut(pod)
     any_port = r"\d{5}: allow this traffic between the hosts"
     assert re.match(rf"it cannot reach h1 at port {any_port}", problems["h0"])
     assert re.match(rf"it cannot reach h0 at port 8460, 8461, {any_port}", problems["h1"])
 
 
-def test_the_ports_of_a_tpu_are_tried(pod: ReachedPod, tmp_path: Path) -> None:
+def test_doctor_checks_the_ports_of_a_tpu(pod: ReachedPod, tmp_path: Path) -> None:
     for number in (0, 1):
         pod.change(f"h{number}", env=tpu(tmp_path / str(number), number))
     problems = problems_when_cut(pod)
@@ -53,7 +53,7 @@ def problems_when_cut(pod: ReachedPod) -> dict[str, str]:
     return problems
 
 
-def test_what_forbids_a_run_is_told_and_the_rest_still_shown(pod: ReachedPod) -> None:
+def test_doctor_shows_an_unreachable_host_and_the_others(pod: ReachedPod) -> None:
     pod.change("h0", refuses="Connection refused")
     report = inspect_place("pod", pod.project)
     text = report.text()
@@ -63,14 +63,14 @@ def test_what_forbids_a_run_is_told_and_the_rest_still_shown(pod: ReachedPod) ->
 
 
 @pytest.mark.parametrize("hosts", [["h0"], ["h1"]])
-def test_a_single_host_has_nobody_to_reach(pod: ReachedPod, hosts: list[str]) -> None:
+def test_doctor_of_a_single_host_needs_no_connection(pod: ReachedPod, hosts: list[str]) -> None:
     pod.set_place(hosts=hosts)
     report = inspect_place("pod", pod.project)
     assert report.problems() == []
     assert report.hosts.names == tuple(hosts)
 
 
-def test_hosts_of_which_none_answers_are_named() -> None:
+def test_doctor_names_hosts_if_none_answers() -> None:
     place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
     silent = dict.fromkeys(("h0", "h1"), "Permission denied (publickey).")
     report = ReachReport(HostsReport(place, ("h0", "h1"), (None, None), silent))

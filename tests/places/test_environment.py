@@ -20,7 +20,7 @@ from tpunb.places.transport import make_transport
 from tpunb.utils.version import __version__
 
 
-def test_the_lock_names_what_is_installed_here() -> None:
+def test_lock_lists_the_installed_packages() -> None:
     lines = environment.write_lock(tpu=False).splitlines()
     assert "torch==2.9.0" in lines  # without the build, which depends on the host
     names = {canonicalize_name(line.partition("==")[0]) for line in lines}
@@ -54,7 +54,7 @@ def test_on_a_tpu_the_lock_has_libtpu() -> None:
     assert libtpu.startswith("libtpu==")
 
 
-def test_the_wheel_is_whole_and_always_the_same() -> None:
+def test_wheel_is_complete_and_reproducible() -> None:
     data = environment.build_wheel()
     assert data == environment.build_wheel()
     with zipfile.ZipFile(io.BytesIO(data)) as wheel:
@@ -85,7 +85,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_host_without_uv_says_how_to_get_it(pod: ReachedPod) -> None:
+def test_environment_on_a_host_without_uv_explains_the_install(pod: ReachedPod) -> None:
     pod.set_place(environment="make", folder="~/.another")
     pod.change("h1", path="/usr/bin:/bin")
     pod.change("h0", path="/usr/bin:/bin")
@@ -94,7 +94,7 @@ def test_a_host_without_uv_says_how_to_get_it(pod: ReachedPod) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_installing_can_be_left(pod: ReachedPod) -> None:
+def test_environment_install_can_be_cancelled(pod: ReachedPod) -> None:
     pod.set_place(environment="make", folder="~/.third")
     with pytest.raises(Cancelled):
         made(pod, cancelled=True)

@@ -136,7 +136,7 @@ def no_secret(cluster: Cluster, folder: Path) -> None:
         (no_secret, r"`kubectl create` failed: .*secrets is forbidden"),
     ],
 )
-def test_what_keeps_a_run_from_starting_is_told_and_nothing_is_left(
+def test_start_failures_on_gke_are_explained_and_leave_no_object(
     cluster: Cluster, tmp_path: Path, fault: Callable[[Cluster, Path], None], told: str
 ) -> None:
     fault(cluster, tmp_path)
@@ -149,7 +149,7 @@ def test_what_keeps_a_run_from_starting_is_told_and_nothing_is_left(
         assert said[-1] in told or len(said) > 1
 
 
-def test_an_interrupt_while_it_waits_deletes_everything(cluster: Cluster) -> None:
+def test_interrupt_while_waiting_for_nodes_deletes_everything(cluster: Cluster) -> None:
     cluster.nodes = False
     said: list[str] = []
     with pytest.raises(Cancelled):
@@ -157,7 +157,7 @@ def test_an_interrupt_while_it_waits_deletes_everything(cluster: Cluster) -> Non
     assert objects(cluster) == []
 
 
-def test_what_cannot_be_deleted_is_said_with_the_command(cluster: Cluster) -> None:
+def test_interrupt_that_cannot_delete_objects_shows_the_command(cluster: Cluster) -> None:
     made = place()
     cluster.nodes = False
     said: list[str] = []
@@ -213,7 +213,7 @@ def phases(run: RunDir) -> str:
     return "\n".join(getattr(event, "text", "") for event in run.read_events())
 
 
-def test_a_log_that_cannot_be_read_at_once_is_read_later(
+def test_log_of_a_pod_that_cannot_be_read_is_retried(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = place()
@@ -246,13 +246,13 @@ def test_a_log_that_cannot_be_read_at_once_is_read_later(
     assert isinstance(told[1].line, ConnectionLost)
 
 
-def test_a_lost_run_says_how_its_jobset_is_deleted(cluster: Cluster) -> None:
+def test_lost_run_message_shows_how_to_delete_the_jobset(cluster: Cluster) -> None:
     made = place(detached=False)
     told = f"`kubectl delete jobset,configmap,secret -l {kubectl.INSTANCE}={made.placed.name}`"
     assert told in state.lost_message(made.run)
 
 
-def test_what_comes_late_is_not_of_the_pods_that_jobset_has_started_again(
+def test_late_output_of_old_pods_is_dropped_after_a_jobset_restart(
     cluster: Cluster,
 ) -> None:
     made = place()
@@ -276,9 +276,7 @@ def log(run: RunDir) -> list[str]:
     return [line.partition("] ")[2] for line in lines if "[tpunb]" not in line]
 
 
-def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_cost_estimate_and_queue_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
     cluster.set_queue("team", quota=16, used=12)
     write_place(tmp_path, queue="team")
     assert target().estimate.describe(None) == [
@@ -294,9 +292,7 @@ def test_the_cluster_says_what_it_costs_and_how_long_the_queue_is(
         target()
 
 
-def test_without_kubectl_its_page_is_named(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_kubectl_is_explained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(TpunbError, match="`kubectl` is not installed"):
         target()

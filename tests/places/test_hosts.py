@@ -79,7 +79,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_what_the_folder_here_has_for_the_whole_run_is_not_fetched(
+def test_fetch_skips_files_the_local_run_folder_has(
     place: HostsPlace, run: RunDir, tmp_path: Path
 ) -> None:
     whole = "env.json", "script.py", "run.log", "result.json", "place.json", "given/x/spec.json"
@@ -96,7 +96,9 @@ def test_what_the_folder_here_has_for_the_whole_run_is_not_fetched(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_nothing_is_written_through_a_link(place: HostsPlace, run: RunDir, tmp_path: Path) -> None:
+def test_fetch_does_not_write_through_symlinks(
+    place: HostsPlace, run: RunDir, tmp_path: Path
+) -> None:
     write(tmp_path / "h0", "checkpoints/last")
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints/last").symlink_to(tmp_path / "elsewhere")
@@ -107,7 +109,7 @@ def test_nothing_is_written_through_a_link(place: HostsPlace, run: RunDir, tmp_p
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("said", ["", "hello", f"{remote.ARCHIVE.decode()}no archive"])
-def test_a_host_that_sends_no_archive_is_named(
+def test_fetch_of_an_invalid_archive_names_the_host(
     place: HostsPlace, run: RunDir, shells: Shells, said: str
 ) -> None:
     shells.instead[0] = f"printf %s {shlex.quote(said)}"
@@ -116,7 +118,7 @@ def test_a_host_that_sends_no_archive_is_named(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_an_archive_that_leads_out_of_the_folder_is_refused(
+def test_fetch_refuses_an_archive_with_outside_paths(
     place: HostsPlace, run: RunDir, shells: Shells, tmp_path: Path
 ) -> None:
     with tarfile.open(tmp_path / "bad.tar", "w") as made:
@@ -127,13 +129,13 @@ def test_an_archive_that_leads_out_of_the_folder_is_refused(
     assert not (tmp_path / "outside").exists()
 
 
-def test_the_rendezvous_of_an_ipv6_address_is_read_as_it_was_meant(place: HostsPlace) -> None:
+def test_rendezvous_with_an_ipv6_address(place: HostsPlace) -> None:
     words = shlex.split(place._node(1, 0, ""))
     assert split_port(words[words.index("--rendezvous") + 1]) == ("fd00::1", 8470)
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_host_that_reads_nothing_holds_up_no_other(
+def test_slow_host_does_not_delay_heartbeats_to_others(
     place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heartbeats reach the other hosts while one host still receives its files."""
@@ -151,7 +153,7 @@ def test_a_host_that_reads_nothing_holds_up_no_other(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_line_without_end_takes_no_memory(
+def test_endless_line_of_a_host_is_dropped_without_using_memory(
     place: HostsPlace, shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The contents of such a line are lost, but not the lines after it."""

@@ -103,7 +103,7 @@ def job_of(objects: list[Any]) -> Any:
     return objects[2]["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-def test_a_notebook_becomes_objects_that_jobset_takes(
+def test_manifest_of_a_notebook_is_valid_for_jobset(
     project: Path, capsys: pytest.CaptureFixture[str], validator: jsonschema.Draft202012Validator
 ) -> None:
     config, secret, made = manifest(capsys)
@@ -127,7 +127,7 @@ def test_a_notebook_becomes_objects_that_jobset_takes(
     assert not list(project.glob("runs/*"))
 
 
-def test_it_is_what_jobset_s_example_for_v6e_has(
+def test_manifest_matches_the_v6e_example_of_jobset(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # site/static/examples/tpu-multislice/v6e-jax-workload.yaml at 08dfbdfd
@@ -150,7 +150,7 @@ def test_it_is_what_jobset_s_example_for_v6e_has(
     assert container["resources"]["limits"] == {"google.com/tpu": 4}
 
 
-def test_each_pod_is_a_node_that_host_0_has_a_name_for(
+def test_manifest_runs_tpunb_node_in_each_pod(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     objects = manifest(capsys)
@@ -191,7 +191,7 @@ google.com/tpu of each."""
 @pytest.mark.parametrize(
     ("accelerator", "topology", "asked", "label", "hosts", "chips"), DOCUMENTED
 )
-def test_every_accelerator_is_asked_for_as_in_published_examples(
+def test_manifest_requests_each_accelerator_like_published_examples(
     validator: jsonschema.Draft202012Validator,
     accelerator: str,
     topology: str,
@@ -213,7 +213,7 @@ def test_every_accelerator_is_asked_for_as_in_published_examples(
     assert ("annotations" in objects[2]["metadata"]) == (hosts > 1)
 
 
-def test_kubernetes_takes_the_other_objects_and_the_pods(run_with_more: RunDir) -> None:
+def test_manifest_objects_and_pods_are_valid_for_kubernetes(run_with_more: RunDir) -> None:
     """Valid by Kubernetes' own schemas, in which a misspelt field is an error."""
     config = place(namespace="team", service_account="trainer")
     target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
@@ -228,7 +228,7 @@ def test_kubernetes_takes_the_other_objects_and_the_pods(run_with_more: RunDir) 
         kubernetes_validate.validate(objects[1], "1.31", strict=True)
 
 
-def test_what_is_no_text_travels_as_an_archive(run_with_more: RunDir, tmp_path: Path) -> None:
+def test_manifest_packs_binary_files_as_an_archive(run_with_more: RunDir, tmp_path: Path) -> None:
     config = place()
     target = jobset.JobSetTarget(config, "nb")
     spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
@@ -252,7 +252,7 @@ def run_with_more(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_what_the_place_leaves_out_is_not_there(
+def test_manifest_omits_settings_the_place_does_not_have(
     validator: jsonschema.Draft202012Validator,
 ) -> None:
     plain = made(place())
@@ -265,7 +265,7 @@ def test_what_the_place_leaves_out_is_not_there(
     assert pod_of(full)["terminationGracePeriodSeconds"] == 45
 
 
-def test_a_misspelt_field_is_found(validator: jsonschema.Draft202012Validator) -> None:
+def test_manifest_schema_finds_a_misspelt_field(validator: jsonschema.Draft202012Validator) -> None:
     objects = made(place())
     container = pod_of(objects)["containers"][0]
     container["resource"] = container.pop("resources")
@@ -273,7 +273,7 @@ def test_a_misspelt_field_is_found(validator: jsonschema.Draft202012Validator) -
         validator.validate(objects[2])
 
 
-def test_variables_are_in_the_secret_alone(
+def test_variables_are_only_in_the_kubernetes_secret(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "places.toml").write_text(V6E + 'checkpoints = "gs://b/run"\n')
@@ -285,7 +285,7 @@ def test_variables_are_in_the_secret_alone(
     assert "hush" not in json.dumps([made, config["data"]["spec.json"]])
 
 
-def test_checkpoints_that_would_be_lost_are_told_of(
+def test_checkpoints_without_a_bucket_are_warned_of(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 0
@@ -294,7 +294,7 @@ def test_checkpoints_that_would_be_lost_are_told_of(
 
 @pytest.mark.parametrize("name", ["", "3d", "Ünï", "x" * 200, "-a.b_c-"])
 @pytest.mark.parametrize("topology", ["2x2x1", "16x20x28"])
-def test_names_fit_kubernetes(name: str, topology: str) -> None:
+def test_run_names_are_valid_for_kubernetes(name: str, topology: str) -> None:
     config = place(accelerator="v5p", topology=topology)
     found = jobset.name_run(name, config)
     assert found[0].isalpha()
@@ -321,7 +321,7 @@ def test_a_script_that_is_too_large_is_refused() -> None:
         (("--manifest",), TRAIN.replace("train", "train --resume x", 1), "no runs"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_submit_options_that_are_refused(
     project: Path,
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
@@ -335,7 +335,7 @@ def test_what_cannot_be_is_refused(
     assert "apiVersion" not in out
 
 
-def test_another_kind_of_place_has_no_manifest(
+def test_manifest_for_another_kind_of_place_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "places.toml").write_text('[places.gke]\nkind = "ssh"\nhosts = ["a"]\n')
@@ -343,7 +343,7 @@ def test_another_kind_of_place_has_no_manifest(
     assert 'of kind "ssh", not "jobset"' in capsys.readouterr().err
 
 
-def test_where_an_earlier_run_saved_is_not_known() -> None:
+def test_resume_from_an_earlier_run_needs_its_url() -> None:
     target = jobset.JobSetTarget(place(), "nb")
     with pytest.raises(TpunbError, match="give their URL"):
         target.resume(RunDir("runs/x"))
@@ -365,7 +365,7 @@ def mount(objects: list[Any], name: str, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_the_pods_of_a_manifest_are_the_hosts_of_one_run(
+def test_manifest_pods_run_as_hosts_of_one_run(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "places.toml").write_text(V6E.replace("4x4", "2x4"))

@@ -124,7 +124,7 @@ def gone(place: KagglePlace, *, final: bool = True) -> str:
 # Before
 
 
-def test_what_it_will_use(kaggle: KaggleProject) -> None:
+def test_kaggle_target_cores_cost_and_quota(kaggle: KaggleProject) -> None:
     target = found(kaggle)
     assert (target.hosts, target.device, target.choose_cores("all")) == (("kaggle",), "TPU", 8)
     with pytest.raises(ValueError, match="8 chips, which start together or not at all"):
@@ -141,7 +141,7 @@ def test_what_it_will_use(kaggle: KaggleProject) -> None:
     assert "19.00 of 20 TPU hours left" in inspect_kaggle(target.place).text()
 
 
-def test_a_quota_that_is_used_up(kaggle: KaggleProject) -> None:
+def test_quota_used_up_is_refused(kaggle: KaggleProject) -> None:
     kaggle.service.used = kaggle.service.allowed
     with pytest.raises(PlaceError, match=r"20 TPU hours on Kaggle are used up; .* 2026-11-28"):
         found(kaggle)
@@ -151,7 +151,7 @@ def test_a_quota_that_is_used_up(kaggle: KaggleProject) -> None:
     assert found(kaggle).device == "CPU"
 
 
-def test_an_interrupt_before_it_begins(kaggle: KaggleProject) -> None:
+def test_interrupt_before_the_push_starts_nothing(kaggle: KaggleProject) -> None:
     place = find_place("kaggle", kaggle.folder)
     with pytest.raises(TpunbError, match="nothing was started"):
         find_kaggle(place, kaggle.folder, print, lambda: True)
@@ -167,7 +167,7 @@ def started(place: KagglePlace, **variables: str) -> None:
     place.start(variables, lambda text: None, lambda: False)
 
 
-def test_what_is_pushed(kaggle: KaggleProject, run: RunDir) -> None:
+def test_push_contents_and_settings(kaggle: KaggleProject, run: RunDir) -> None:
     kaggle.service.hold.clear()
     (run.path.parents[1] / "helper.py").write_text("")
     set_cells(
@@ -212,7 +212,7 @@ def test_what_is_pushed(kaggle: KaggleProject, run: RunDir) -> None:
         ("x = '" + "".join(map(chr, range(256, 400))) * 4000 + "'", {}, "would have .* accepts"),
     ],
 )
-def test_what_is_not_pushed(
+def test_push_that_is_refused(
     kaggle: KaggleProject, run: RunDir, cell: str, variables: dict[str, str], words: str
 ) -> None:
     run.script.write_text(cell)
@@ -223,7 +223,7 @@ def test_what_is_not_pushed(
 
 
 @pytest.mark.parametrize("late", [Status("QUEUED"), NoAnswerError("Kaggle answers with HTTP 500")])
-def test_a_push_of_which_kaggle_tells_late(
+def test_push_with_a_late_status_answer(
     kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch, late: Status | PlaceError
 ) -> None:
     """A notebook that Kaggle does not know at once may have started all the same."""
@@ -245,7 +245,7 @@ def test_a_push_of_which_kaggle_tells_late(
             started(place)
 
 
-def test_the_login_is_in_no_file_that_travels(kaggle: KaggleProject, run: RunDir) -> None:
+def test_credentials_in_files_to_push_are_refused(kaggle: KaggleProject, run: RunDir) -> None:
     (run.path / "kernel_values.json").write_text(json.dumps({"api": KEY}))
     with pytest.raises(PlaceError, match=r"kernel_values.json contains the key or token"):
         started(opened(run))
@@ -256,7 +256,7 @@ def test_the_login_is_in_no_file_that_travels(kaggle: KaggleProject, run: RunDir
     assert not kaggle.service.sessions
 
 
-def test_long_names_are_not_those_of_one_notebook() -> None:
+def test_long_run_names_give_different_slugs() -> None:
     first, second = (_slug(f"{RUN}-with-a-very-long-name{end}") for end in ("", "-2"))
     assert first != second
     assert max(len(first), len(second)) <= 50
@@ -266,7 +266,7 @@ def test_long_names_are_not_those_of_one_notebook() -> None:
 # While it runs
 
 
-def test_a_run_to_its_end(kaggle: KaggleProject, run: RunDir) -> None:
+def test_follow_a_run_to_its_end(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
     assert followed(place) == [*LINES, End(0)]
@@ -274,7 +274,7 @@ def test_a_run_to_its_end(kaggle: KaggleProject, run: RunDir) -> None:
     assert place.state() is RunState.SUCCEEDED
 
 
-def test_a_log_that_is_cut_again_and_again(kaggle: KaggleProject, run: RunDir) -> None:
+def test_log_that_is_cut_repeatedly_is_complete(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     kaggle.service.cut_after = [0, 1, 2, 2]
     kaggle.service.trouble["logs"] = [502, 504]
@@ -283,7 +283,7 @@ def test_a_log_that_is_cut_again_and_again(kaggle: KaggleProject, run: RunDir) -
     assert session.streamed > 4
 
 
-def test_a_log_that_stalls(
+def test_log_that_stalls_is_reconnected(
     kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection is cut without notice on this side."""
@@ -294,14 +294,14 @@ def test_a_log_that_stalls(
     assert session.streamed > 1
 
 
-def test_somebody_who_follows_later(kaggle: KaggleProject, run: RunDir) -> None:
+def test_follow_after_the_end_of_the_session(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
     wait_until_over(kaggle)
     assert followed(opened(run)) == [*LINES, End(0)]
 
 
-def test_a_state_that_is_wrong_after_the_end(kaggle: KaggleProject, run: RunDir) -> None:
+def test_follow_ends_although_kaggle_reports_running(kaggle: KaggleProject, run: RunDir) -> None:
     kaggle.service.too_early = 10_000
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
@@ -309,7 +309,7 @@ def test_a_state_that_is_wrong_after_the_end(kaggle: KaggleProject, run: RunDir)
     assert any("still reports its session as running" in text for text in texts(run))
 
 
-def test_a_session_in_the_queue(kaggle: KaggleProject, run: RunDir) -> None:
+def test_follow_shows_a_queued_session(kaggle: KaggleProject, run: RunDir) -> None:
     kaggle.service.hold.clear()
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
@@ -321,7 +321,7 @@ def test_a_session_in_the_queue(kaggle: KaggleProject, run: RunDir) -> None:
     assert said == [*LINES, End(0)]
 
 
-def test_a_stop_is_not_claimed(kaggle: KaggleProject, run: RunDir) -> None:
+def test_stop_says_that_kaggle_cannot_stop_a_session(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     place.stop(Stop())
     place.stop(Stop(now=True))
@@ -338,7 +338,7 @@ def test_a_stop_is_not_claimed(kaggle: KaggleProject, run: RunDir) -> None:
         ("time.sleep(60)", {"session_timeout_seconds": 1}, "exceeded its time limit"),
     ],
 )
-def test_a_session_that_ends_without_the_run(
+def test_session_that_ends_before_the_run_is_explained(
     kaggle: KaggleProject, run: RunDir, then: str, fields: dict[str, Any], words: str
 ) -> None:
     place = opened(run)
@@ -350,7 +350,9 @@ def test_a_session_that_ends_without_the_run(
     assert re.search(words, said[-1].reason)
 
 
-def test_a_log_without_an_end_whose_output_has_it(kaggle: KaggleProject, run: RunDir) -> None:
+def test_log_without_an_end_is_completed_from_the_output(
+    kaggle: KaggleProject, run: RunDir
+) -> None:
     writes = "os.mkdir('tpunb-run')\n" + "".join(
         f"open('tpunb-run/{name}', 'w').write({content!r})\n"
         for name, content in {
@@ -369,13 +371,13 @@ def test_a_log_without_an_end_whose_output_has_it(kaggle: KaggleProject, run: Ru
     assert (result.file, end) == ("result.json", End(3))
 
 
-def test_a_notebook_that_is_not_there(kaggle: KaggleProject, run: RunDir) -> None:
+def test_deleted_or_unsent_notebook_is_a_lost_run(kaggle: KaggleProject, run: RunDir) -> None:
     """The run was interrupted before it was sent, or the notebook was deleted."""
     assert "was deleted, or the run was never sent" in gone(opened(run))
     assert opened(run).state() is RunState.LOST
 
 
-def test_a_run_that_is_cancelled_on_its_page(kaggle: KaggleProject, run: RunDir) -> None:
+def test_run_cancelled_on_the_kaggle_page(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     session = push(place, kaggle, printing(LINES[0]))
     wait_until_over(kaggle)
@@ -384,7 +386,7 @@ def test_a_run_that_is_cancelled_on_its_page(kaggle: KaggleProject, run: RunDir)
     assert place.state() is RunState.INTERRUPTED
 
 
-def test_kaggle_does_not_answer(
+def test_kaggle_outage_keeps_the_run_attachable(
     kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places_kaggle, "LOST", 0.5)
@@ -396,7 +398,9 @@ def test_kaggle_does_not_answer(
     assert "HTTP 503" in reason
 
 
-def test_another_login(kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_with_another_login_is_refused(
+    kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = opened(run)
     monkeypatch.setenv("KAGGLE_USERNAME", "another")
     assert "the run belongs to somebody on Kaggle" in gone(place, final=False)
@@ -407,7 +411,7 @@ def test_another_login(kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.M
 # Its files
 
 
-def test_fetch(kaggle: KaggleProject, run: RunDir) -> None:
+def test_fetch_of_outputs_after_the_end(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     kaggle.service.hold.clear()
     names = ["submission.csv", "tpunb-run/checkpoints/a/b.pt", "tpunb-run/run.log"]
@@ -435,17 +439,17 @@ def test_fetch(kaggle: KaggleProject, run: RunDir) -> None:
         ("a//b", None),
     ],
 )
-def test_where_outputs_go(name: str, place: str | None) -> None:
+def test_output_paths_in_the_run_folder(name: str, place: str | None) -> None:
     assert place_here(name) == place
 
 
-def test_patterns() -> None:
+def test_fetch_patterns() -> None:
     assert matches("checkpoints/a/b.pt", "checkpoints")
     assert matches("checkpoints/a/b.pt", "*.pt")
     assert not matches("checkpoints/a/b.pt", "check")
 
 
-def test_resume(kaggle: KaggleProject, run: RunDir) -> None:
+def test_resume_from_a_kaggle_run_or_a_bucket(kaggle: KaggleProject, run: RunDir) -> None:
     target = found(kaggle)
     with pytest.raises(TpunbError, match="was not on Kaggle"):
         target.resume(run)
@@ -455,6 +459,6 @@ def test_resume(kaggle: KaggleProject, run: RunDir) -> None:
     assert found(kaggle).resume(run) == f"gs://bucket/runs/{RUN}"
 
 
-def test_the_shapes_are_those_of_the_client() -> None:
+def test_accelerators_known_for_kaggle() -> None:
     assert set(CHIPS) == {"TpuV5E8"}
     assert KaggleSettings().accelerator in CHIPS

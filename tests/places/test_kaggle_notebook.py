@@ -38,7 +38,7 @@ def cells(text: str) -> list[Any]:
     return list(notebook.cells)
 
 
-def test_it_is_readable_and_names_no_image(run: RunDir) -> None:
+def test_kaggle_notebook_is_readable_and_names_no_image(run: RunDir) -> None:
     text = write_notebook(run, "train", {"seconds": 60}, [["kaggle://datasets/me/cats"]])
     about, script, packed, data, last = cells(text)
     assert about.source.startswith("# train\n")
@@ -63,7 +63,9 @@ tarfile.TarFile.extractall = lambda self, path: _extract(self, path, filter="ful
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("python", ["", OLDER])
-def test_what_is_packed_needs_nothing_else(run: RunDir, tmp_path: Path, python: str) -> None:
+def test_kaggle_notebook_payload_needs_no_installed_package(
+    run: RunDir, tmp_path: Path, python: str
+) -> None:
     """Without site-packages, as if nothing was installed: the node's command, and the session."""
     (tmp_path / "helper.py").write_text("X = 1\n")
     files = {"deep/helper.py": tmp_path / "helper.py"}

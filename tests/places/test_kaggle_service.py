@@ -42,7 +42,7 @@ def wait_until_over(kaggle: KaggleProject) -> None:
             thread.join()
 
 
-def test_a_push_and_what_comes_of_it(kaggle: KaggleProject, tmp_path: Path) -> None:
+def test_push_status_log_and_outputs(kaggle: KaggleProject, tmp_path: Path) -> None:
     service = connect()
     assert (service.username, service.secrets()) == ("somebody", [KEY])
     assert service.quota() == Quota(1.0, 20.0, "2026-11-28 00:00 UTC")
@@ -80,7 +80,7 @@ def test_outputs_of_many_pages(kaggle: KaggleProject, monkeypatch: pytest.Monkey
         (1, 0, {"new_title": "a"}, "Title must be at least five characters"),
     ],
 )
-def test_what_is_refused_in_a_successful_answer(
+def test_push_refused_in_a_successful_answer(
     kaggle: KaggleProject, most: int, used: int, fields: dict[str, Any], words: str
 ) -> None:
     kaggle.service.most_sessions, kaggle.service.used = most, used
@@ -89,7 +89,9 @@ def test_what_is_refused_in_a_successful_answer(
     assert not kaggle.service.sessions
 
 
-def test_trouble_at_kaggle(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kaggle_errors_are_retried_or_raised(
+    kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = connect()
     kaggle.service.trouble["GetAcceleratorQuotaStatistics"] = [500, 429, 0]
     assert service.quota() is not None
@@ -109,7 +111,7 @@ def test_trouble_at_kaggle(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatc
         service.status(REF)
 
 
-def test_a_cancellation_ends_the_pause_before_a_repetition(
+def test_cancellation_ends_the_pause_before_a_retry(
     kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -126,7 +128,7 @@ def test_a_cancellation_ends_the_pause_before_a_repetition(
     assert len(asked) == 1
 
 
-def test_a_file_that_does_not_come(kaggle: KaggleProject, tmp_path: Path) -> None:
+def test_download_that_fails_or_is_cut(kaggle: KaggleProject, tmp_path: Path) -> None:
     kaggle.service.files["outputs/a"] = stored = type(
         "", (), {"content": b"x" * 1000, "cut": [10, 20], "reads": [], "md5": "", "tag": '"a"'}
     )()
@@ -142,7 +144,9 @@ def test_a_file_that_does_not_come(kaggle: KaggleProject, tmp_path: Path) -> Non
         download(OutputFile("c", f"http://store.test/outputs/c?{SECRET}"), tmp_path / "b")
 
 
-def test_logins(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_kaggle_logins_by_key_file_and_token(
+    kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.setenv("KAGGLE_KEY", "an-older-key")
     with pytest.raises(PlaceError, match=r"refuses your login: `kaggle auth login`"):
         connect().quota()
@@ -159,13 +163,15 @@ def test_logins(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_the_client(kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kaggle_client_is_explained(
+    kaggle: KaggleProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "kaggle.api.kaggle_api_extended", None)
     with pytest.raises(MissingPackageError, match=r"kaggle .* `pip install 'tpunb\[kaggle\]'`"):
         connect()
 
 
-def test_no_wait_is_without_an_end() -> None:
+def test_calls_without_an_answer_time_out() -> None:
     never = threading.Event()
     with pytest.raises(NoAnswerError, match=r"Kaggle has not answered in 0.05 s"):
         bounded(never.wait, 0.05)

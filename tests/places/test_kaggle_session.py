@@ -47,7 +47,7 @@ def session(
         (600.0, 550.0, 500.0),
     ],
 )
-def test_the_run_is_stopped_before_the_session(
+def test_timeout_of_the_run_is_below_that_of_the_session(
     sent: Path, seconds: float, timeout: float | None, limit: float
 ) -> None:
     (sent / "files" / "helper.py").write_text("X = 1\n")
@@ -58,7 +58,7 @@ def test_the_run_is_stopped_before_the_session(
 
 
 @pytest.mark.parametrize("folder", ["slug", "notebooks/slug", "notebooks/me/slug"])
-def test_checkpoints_of_an_earlier_run(
+def test_resume_from_checkpoints_of_an_earlier_run(
     sent: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = sent / "input"
@@ -72,7 +72,7 @@ def test_checkpoints_of_an_earlier_run(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_data_that_does_not_come(sent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_is_missing_is_reported(sent: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error is shown on the page, and sent to the mirror."""
     with pytest.raises(RuntimeError, match="the forms"):
         bring("kaggle://datasets/cats")
@@ -86,7 +86,7 @@ def test_data_that_does_not_come(sent: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_what_else_the_node_prints_ends_nothing(
+def test_other_output_of_the_node_is_passed_on(
     sent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = f"import sys; sys.stdout.write('a warning\\n' + {encode(End(3)).decode()!r})"
@@ -98,7 +98,7 @@ def test_what_else_the_node_prints_ends_nothing(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_it_loads_the_standard_library_only() -> None:
+def test_kaggle_session_imports_only_the_standard_library() -> None:
     code = (
         "import sys\nfrom tpunb.places import kaggle_session, log_stream\n"
         "print(*{name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names)"

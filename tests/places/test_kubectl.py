@@ -20,7 +20,7 @@ VERBS = ("get", "create", "delete", "exec", "logs", "auth", "version", "config")
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_stand_in_has_only_flags_that_kubectl_has(verb: str) -> None:
+def test_fake_kubectl_has_only_flags_of_kubectl(verb: str) -> None:
     found = shutil.which("kubectl")
     if found is None or Path(found).resolve().parent == FAKES:
         pytest.skip("there is no kubectl here")
@@ -40,7 +40,7 @@ def pod(**status: Any) -> kubectl.Pod:
     return kubectl._pod({"metadata": {"name": "p", "labels": labels}, "status": status})
 
 
-def test_pods_say_why_they_wait() -> None:
+def test_pod_states_explain_why_a_pod_waits() -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
     seen = pod(phase="Pending", containerStatuses=[{"state": {"waiting": waiting}}])
     assert (seen.index, seen.restart, seen.waits) == (3, 2, "ImagePullBackOff")
@@ -57,7 +57,7 @@ def test_pods_say_why_they_wait() -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_what_is_sent_and_printed_is_utf_8_whatever_it_is(
+def test_kubectl_input_and_output_with_any_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod's log may contain any bytes, which must not end following it."""

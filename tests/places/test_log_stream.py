@@ -33,7 +33,7 @@ def packed(*lines: Line) -> list[str]:
     return texts
 
 
-def test_what_people_print_hides_nothing() -> None:
+def test_printed_text_between_packets_hides_no_line() -> None:
     unpacker = Unpacker()
     texts = ["tpunb~7~abc\n", "tpunb~", "tpunb~9~", *packed(*LINES), "tpunb~"]
     assert [line for text in texts for line in unpacker.feed(text)] == LINES
@@ -41,7 +41,7 @@ def test_what_people_print_hides_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pieces_of_any_size(seed: int) -> None:
+def test_log_stream_pieces_of_any_size(seed: int) -> None:
     text = "".join(packed(*LINES))
     draw = random.Random(seed)
     unpacker = Unpacker()
@@ -55,7 +55,7 @@ def test_pieces_of_any_size(seed: int) -> None:
     assert unpacker.missing == 0
 
 
-def test_a_log_that_begins_again() -> None:
+def test_log_stream_that_restarts_gives_each_line_once() -> None:
     texts = packed(*LINES)
     unpacker = Unpacker()
     assert [line for text in texts[:3] for line in unpacker.feed(text)] == LINES[:1]
@@ -66,14 +66,14 @@ def test_a_log_that_begins_again() -> None:
     assert [line for text in texts for line in unpacker.feed(text)] == []
 
 
-def test_what_another_version_says_is_left_out() -> None:
+def test_log_stream_lines_of_another_version_are_skipped() -> None:
     packer = Packer()
     packer.add(End(0))
     packer._waiting = {1: b'{"kind": "of a later version"}\n', **packer._waiting}
     assert list(Unpacker().feed(packer.due(last=True))) == [End(0)]
 
 
-def test_what_does_not_come_is_counted() -> None:
+def test_log_stream_missing_packets_are_counted() -> None:
     texts = [text for text in packed(*LINES) if text.startswith("tpunb~")]
     texts[1] = texts[1].replace(texts[1][12:15], "zzz")
     unpacker = Unpacker()
@@ -81,7 +81,9 @@ def test_what_does_not_come_is_counted() -> None:
     assert unpacker.missing == 1
 
 
-def test_of_what_is_written_anew_the_last_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_stream_sends_only_the_last_replacement_of_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packer, pulse = Packer(), "attempts/0/0/pulse"
     for number in range(3):
         packer.add(Replace("result.json", b"%d" % number))
@@ -98,7 +100,7 @@ def test_of_what_is_written_anew_the_last_is_sent(monkeypatch: pytest.MonkeyPatc
     assert list(unpacker.feed(packer.due(last=True))) == [Replace(pulse, b"3")]
 
 
-def test_it_waits_between_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_stream_waits_between_two_packets(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(log_stream, "EVERY", 2.0)
     monkeypatch.setattr(log_stream.time, "monotonic", lambda: now[0])

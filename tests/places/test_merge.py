@@ -33,7 +33,9 @@ def say(merge: Merge, host: int, *said: events.Event, at: int | None = None) -> 
     merge.add(host, Append("events.jsonl", known, data, 0.0), 0.0)
 
 
-def test_files_of_ranks_are_copied_and_those_of_hosts_kept_apart(run: RunDir, merge: Merge) -> None:
+def test_merge_copies_files_of_ranks_and_separates_files_of_hosts(
+    run: RunDir, merge: Merge
+) -> None:
     merge.add(1, Append("attempts/0/2/stdout.log", 0, b"one\ntw", 0.0), 0.0)
     merge.add(1, Append("attempts/0/2/stdout.log", 6, b"o\n", 0.0), 0.0)
     merge.add(1, Append("supervisor.log", 0, b"there\n", 0.0), 0.0)
@@ -46,7 +48,7 @@ def test_files_of_ranks_are_copied_and_those_of_hosts_kept_apart(run: RunDir, me
     assert run.heartbeat(0, 2).stat().st_mode & 0o77 == 0
 
 
-def test_what_comes_twice_is_there_once(run: RunDir, merge: Merge) -> None:
+def test_merge_ignores_data_that_comes_twice(run: RunDir, merge: Merge) -> None:
     for at, data in ((0, b"abc"), (0, b"abc"), (1, b"bcdef")):
         merge.add(0, Append("attempts/0/0/stdout.log", at, data, 0.0), 0.0)
     assert (run.attempt(0, 0) / "stdout.log").read_bytes() == b"abcdef"
@@ -55,7 +57,7 @@ def test_what_comes_twice_is_there_once(run: RunDir, merge: Merge) -> None:
     assert run.metrics.read_text() == '{"a": 1}\n{"a": 2}\n'
 
 
-def test_who_follows_later_goes_on_where_it_was_left(run: RunDir, merge: Merge) -> None:
+def test_merge_resumes_from_saved_offsets(run: RunDir, merge: Merge) -> None:
     """Also if the process before was killed: all since its last saved offsets is sent again."""
     merge.add(1, Append("attempts/0/2/stdout.log", 0, b"12345", 0.0), 0.0)
     merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
@@ -77,7 +79,7 @@ def test_who_follows_later_goes_on_where_it_was_left(run: RunDir, merge: Merge) 
     assert run.log.read_text() == ""
 
 
-def test_lines_of_the_log_are_in_order_of_time_whatever_the_clocks_say(run: RunDir) -> None:
+def test_merge_orders_log_lines_by_corrected_time(run: RunDir) -> None:
     merge = Merge(run, SPEC, (0.0, 100.0))
     merge.add(0, Append("run.log", 0, b"[0] first\n", 10.0), 10.3)
     merge.add(0, Append("run.log", 10, b"[0] third\n", 10.2), 10.3)
@@ -90,20 +92,20 @@ def test_lines_of_the_log_are_in_order_of_time_whatever_the_clocks_say(run: RunD
     assert run.log.read_text() == "[0] first\n[2] second\n[0] third\n"
 
 
-def test_a_clock_that_is_ahead_holds_no_line_back(run: RunDir, merge: Merge) -> None:
+def test_merge_does_not_hold_back_lines_from_a_fast_clock(run: RunDir, merge: Merge) -> None:
     merge.add(0, Append("run.log", 0, b"[0] from tomorrow\n", 1e6), 10.0)
     merge.flush(10.0 + HOLD)
     assert run.log.read_text() == "[0] from tomorrow\n"
 
 
-def test_ranks_have_started_when_all_hosts_ranks_have(run: RunDir, merge: Merge) -> None:
+def test_merge_reports_started_ranks_once_all_hosts_have_them(run: RunDir, merge: Merge) -> None:
     say(merge, 1, RanksStarted(0, (7, 8), 1.0))
     assert run.read_events() == []
     say(merge, 0, RanksStarted(0, (5, 6), 2.0))
     assert run.read_events() == [RanksStarted(0, (0, 0, 0, 0), 2.0)]
 
 
-def test_what_all_hosts_tell_is_told_once(run: RunDir, merge: Merge) -> None:
+def test_merge_emits_equal_events_of_hosts_once(run: RunDir, merge: Merge) -> None:
     for host in (0, 1):
         say(
             merge,
@@ -123,26 +125,26 @@ def test_what_all_hosts_tell_is_told_once(run: RunDir, merge: Merge) -> None:
     assert not [event for event in told if isinstance(event, Ended | Phase)]
 
 
-def test_the_result_of_a_host_is_not_yet_the_run_s(run: RunDir, merge: Merge) -> None:
+def test_merge_keeps_results_of_hosts_apart_from_that_of_the_run(run: RunDir, merge: Merge) -> None:
     for host in (0, 1):
         merge.add(host, Replace("result.json", json.dumps({"host": host}).encode()), 0.0)
     assert not run.result.exists()
     assert [json.loads(merge.result_of(host).read_bytes())["host"] for host in (0, 1)] == [0, 1]
 
 
-def test_a_folder_that_cannot_be_written_is_said(run: RunDir, merge: Merge) -> None:
+def test_merge_reports_a_folder_that_cannot_be_written(run: RunDir, merge: Merge) -> None:
     run.path.joinpath("attempts").write_text("in the way")
     merge.add(1, Append("attempts/0/2/stdout.log", 0, b"x", 0.0), 0.0)
     assert "attempts/0/2/stdout.log" in merge.problem
 
 
-def test_lines_do_not_wait_for_a_clock_that_was_set_back(run: RunDir, merge: Merge) -> None:
+def test_merge_does_not_wait_after_a_clock_was_set_back(run: RunDir, merge: Merge) -> None:
     merge.add(0, Append("run.log", 0, b"[0] before\n", 5000.0), 5000.0)
     merge.flush(1000.0)
     assert run.log.read_text() == "[0] before\n"
 
 
-def test_a_note_that_lacks_something_is_none(run: RunDir, merge: Merge) -> None:
+def test_merge_ignores_incomplete_saved_offsets(run: RunDir, merge: Merge) -> None:
     """Otherwise files would be cut off whose lines are not sent again."""
     merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
     merge.save_offsets()

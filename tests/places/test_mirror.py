@@ -101,7 +101,7 @@ def followed(run: RunDir, place: ScriptedPlace) -> RunResult | None:
     return run.read_result()
 
 
-def test_the_result_is_host_0_s(run: RunDir) -> None:
+def test_mirror_result_comes_from_host_0(run: RunDir) -> None:
     said = [
         Said(0, result_of(RunState.SUCCEEDED)),
         Said(1, result_of(RunState.SUCCEEDED, ended=9.0)),
@@ -115,7 +115,7 @@ def test_the_result_is_host_0_s(run: RunDir) -> None:
     assert run.read_events()[-1].__class__ is Ended
 
 
-def test_the_start_says_which_hosts_it_waits_for(run: RunDir) -> None:
+def test_mirror_start_phase_lists_missing_hosts(run: RunDir) -> None:
     queued = to_line(Phase(PhaseKind.QUEUED, "waits for run x")).encode()
     said = [Said(1, hello(1)), Said(0, hello(0)), Said(0, Append("events.jsonl", 0, queued, 1.0))]
     followed(run, ScriptedPlace(run, [*said, Said(1, hello(1)), Said(0, End(0))]))
@@ -142,14 +142,14 @@ def test_a_run_is_taken_once_every_host_has_answered(
     assert wait_until_taken(run, lambda: False)
 
 
-def test_values_of_returns_come_from_host_0(run: RunDir) -> None:
+def test_returns_are_fetched_from_host_0(run: RunDir) -> None:
     run.write_spec(replace(SPEC, returns=("a",)))
     place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
     followed(run, place)
     assert place.fetched == [(["returns"], [0])]
 
 
-def test_a_place_takes_its_things_back_before_the_result_is_here(
+def test_place_is_released_before_the_result_is_written(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
@@ -166,14 +166,14 @@ def test_a_place_takes_its_things_back_before_the_result_is_here(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_killed_mirror_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+def test_crash_of_the_mirror_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     mirror = MirrorProcess(RunDir(tmp_path), variables=None, stays=True)
     os.kill(mirror.pid, signal.SIGKILL)
     until(mirror.has_exited, "it is killed")
     assert mirror.broken.startswith("the process that follows the run was killed (SIGKILL)")
 
 
-def test_a_host_that_is_lost_ends_the_others_and_is_named(run: RunDir) -> None:
+def test_lost_host_stops_the_others_and_is_named(run: RunDir) -> None:
     place = ScriptedPlace(
         run,
         [
@@ -191,7 +191,7 @@ def test_a_host_that_is_lost_ends_the_others_and_is_named(run: RunDir) -> None:
     assert failure.message == "h0 was lost: Connection reset by peer (exit code 255)"
 
 
-def test_without_any_result_the_connections_say_what_happened(run: RunDir) -> None:
+def test_lost_connections_without_a_result_are_the_failures(run: RunDir) -> None:
     said = [Said(host, ConnectionLost("gone")) for host in (0, 1)]
     result = followed(run, ScriptedPlace(run, said))
     assert result is not None
@@ -199,7 +199,7 @@ def test_without_any_result_the_connections_say_what_happened(run: RunDir) -> No
     assert result.state is RunState.FAILED
 
 
-def test_a_host_that_has_started_nothing_says_why(run: RunDir) -> None:
+def test_host_that_could_not_start_gives_its_reason(run: RunDir) -> None:
     said = [Said(1, End(2, "no key")), Said(0, result_of(RunState.FAILED)), Said(0, End(1))]
     place = ScriptedPlace(run, said)
     followed(run, place)
@@ -208,7 +208,7 @@ def test_a_host_that_has_started_nothing_says_why(run: RunDir) -> None:
     ]
 
 
-def test_a_detached_run_goes_on_where_nobody_can_be_asked(run: RunDir) -> None:
+def test_detached_run_is_away_if_no_host_answers(run: RunDir) -> None:
     said = [Said(host, ConnectionLost("no route to host")) for host in (0, 1)]
     place = ScriptedPlace(run, said, detached=True)
     assert followed(run, place) is None
@@ -216,7 +216,7 @@ def test_a_detached_run_goes_on_where_nobody_can_be_asked(run: RunDir) -> None:
     assert run.is_away()
 
 
-def test_hosts_that_refuse_are_in_the_result(run: RunDir) -> None:
+def test_host_errors_at_the_start_are_failures_in_the_result(run: RunDir) -> None:
     place = ScriptedPlace(run, [])
     place.refuses = HostsError("pod", (("h1", "the disk is full"),))
     result = followed(run, place)
@@ -238,7 +238,7 @@ def test_a_stop_before_the_hosts_have_begun(run: RunDir) -> None:
     assert result.stop.origin is StopOrigin.COMMAND
 
 
-def test_stops_are_passed_on(run: RunDir) -> None:
+def test_stop_requests_are_passed_to_the_place(run: RunDir) -> None:
     def ask() -> Iterator[Said | None]:
         state.request_stop(run, "enough")
         yield None
@@ -258,7 +258,7 @@ def test_stops_are_passed_on(run: RunDir) -> None:
     ]
 
 
-def test_files_that_cannot_be_read_here_are_in_the_result(run: RunDir) -> None:
+def test_local_files_that_cannot_be_read_are_failures_in_the_result(run: RunDir) -> None:
     place = ScriptedPlace(run, [])
     place.refuses = FileNotFoundError(2, "No such file or directory", "data.csv")
     result = followed(run, place)

@@ -41,7 +41,7 @@ def receive(folder: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_files_arrive_as_this_user_s(tmp_path: Path) -> None:
+def test_unpacked_files_belong_to_this_user(tmp_path: Path) -> None:
     data = archive(member("src/deep/a.py", size=3, uid=12345, gid=12345, mode=0o755))
     assert receive(tmp_path, data).returncode == 0
     arrived = tmp_path / "src/deep/a.py"
@@ -63,9 +63,7 @@ def test_files_arrive_as_this_user_s(tmp_path: Path) -> None:
     ],
     ids=lambda each: each.name,
 )
-def test_nothing_is_written_of_an_archive_that_leads_out(
-    tmp_path: Path, refused: tarfile.TarInfo
-) -> None:
+def test_archive_with_outside_paths_is_refused(tmp_path: Path, refused: tarfile.TarInfo) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     done = receive(inside, archive(member("first", size=1), refused))
@@ -75,7 +73,7 @@ def test_nothing_is_written_of_an_archive_that_leads_out(
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_python_without_filters_refuses_the_same(
+def test_archive_with_outside_paths_is_refused_without_tar_filters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
@@ -91,7 +89,7 @@ def test_a_python_without_filters_refuses_the_same(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_what_is_packed_has_no_links(tmp_path: Path) -> None:
+def test_packed_archive_contains_no_links(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/one").write_text("one")
     (tmp_path / "saved/same").hardlink_to(tmp_path / "saved/one")

@@ -58,7 +58,7 @@ def test_a_host_of_8_chips_is_alone() -> None:
         (("v6e", "2x4", 2), "chips_per_host", "hosts of a v6e of 2x4 have 4 or 8 chips"),
     ],
 )
-def test_what_there_is_not_is_refused_with_what_there_is(
+def test_unknown_slice_is_refused_with_the_known_ones(
     asked: tuple, setting: str, told: str
 ) -> None:
     with pytest.raises(ValueError, match=told) as caught:

@@ -48,7 +48,7 @@ QUOTA = Price(1.0, "TPU v5e-8", "2026-11-23", "the place", unit="TPU hours")
         (Estimate(QUOTA, longest=9 * 3600.0), 3600.0, 1.0, None),
     ],
 )
-def test_an_estimate(
+def test_cost_estimate(
     estimate: Estimate, timeout: float | None, most: float | None, lines: list[str] | None
 ) -> None:
     assert estimate.most(timeout) == most

@@ -43,27 +43,29 @@ def root(tmp_path: Path) -> Path:
         (["."], ["a.py", "b.py", "data/e.csv", "src/c.py", "src/deep/d.ckpt", "src/deep/d.py"]),
     ],
 )
-def test_rules(root: Path, rules: list[str], names: list[str]) -> None:
+def test_file_rules_choose_files(root: Path, rules: list[str], names: list[str]) -> None:
     assert chosen_files(root, rules) == names
 
 
 @pytest.mark.parametrize("rule", ["../x", "/etc/passwd", "src/../../x"])
-def test_nothing_from_elsewhere_travels(root: Path, rule: str) -> None:
+def test_file_rules_outside_the_folder_are_refused(root: Path, rule: str) -> None:
     with pytest.raises(PlaceError, match="only files below"):
         chosen_files(root, [rule])
 
 
-def test_a_rule_that_names_nothing_is_said(root: Path) -> None:
+def test_file_rule_without_a_match_is_an_error(root: Path) -> None:
     with pytest.raises(PlaceError, match=r"no file in .* matches"):
         chosen_files(root, ["*.txt"])
 
 
-def test_a_rule_that_is_no_pattern_is_said(root: Path) -> None:
+def test_file_rule_that_is_not_a_pattern_is_an_error(root: Path) -> None:
     with pytest.raises(PlaceError, match=r"files = \[''\] is not a pattern"):
         chosen_files(root, [""])
 
 
-def test_what_a_link_leads_to_travels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_links_are_copied_as_their_targets(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "large.csv"
     elsewhere.write_text("1,2")
     (root / "data/link.csv").symlink_to(elsewhere)
@@ -79,7 +81,7 @@ def test_what_a_link_leads_to_travels(root: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_of_rsync_the_reason_is_told(
+def test_rsync_failure_shows_its_reason(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rsync = tmp_path / "bin/rsync"
@@ -123,7 +125,7 @@ class Shell:
 @pytest.mark.parametrize(
     ("name", "target"), [("me@h0", "me@h0:"), ("me@fd00::1", "me@[fd00::1]:"), ("::1", "[::1]:")]
 )
-def test_what_rsync_is_called_with(
+def test_rsync_arguments(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str
 ) -> None:
     rsync = tmp_path / "bin/rsync"
@@ -158,7 +160,7 @@ def there(pod: ReachedPod, name: str) -> list[Path]:
 
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync here")
-def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) -> None:
+def test_rsync_copies_changed_files_if_both_ends_have_it(pod: ReachedPod) -> None:
     folder = pod.project / "nested dir"
     folder.mkdir()
     (folder / "one two.dat").write_text("one")
@@ -178,14 +180,14 @@ def test_rsync_brings_what_has_changed_where_both_ends_have_it(pod: ReachedPod) 
         send(pod, rsync=True)
 
 
-def test_a_host_that_cannot_take_them_is_named(pod: ReachedPod) -> None:
+def test_copy_failure_names_the_hosts(pod: ReachedPod) -> None:
     (pod.project / "one.txt").write_text("one")
     pod.set_place(files=["*.txt"], folder=blocked(pod))
     with pytest.raises(HostsError, match=r"h0, h1: .*Not a directory"):
         send(pod)
 
 
-def test_copying_can_be_left(pod: ReachedPod) -> None:
+def test_copy_can_be_cancelled(pod: ReachedPod) -> None:
     (pod.project / "one.txt").write_text("one")
     pod.set_place(files=["*.txt"])
     with pytest.raises(Cancelled):

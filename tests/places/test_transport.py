@@ -44,7 +44,7 @@ def real(tool: str) -> str:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_openssh_takes_the_options_that_it_gets() -> None:
+def test_ssh_accepts_the_options_used() -> None:
     ssh = real("ssh")
     command = make_transport(named(SshSettings(hosts=("me@10.0.0.2",)))).command(0, "true")
     assert command[-3:] == ["--", "me@10.0.0.2", "true"]
@@ -55,9 +55,7 @@ def test_openssh_takes_the_options_that_it_gets() -> None:
     assert "user me" in told
 
 
-def test_what_the_user_has_configured_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ssh_settings_of_the_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     config.write_text("Host slow\n  ServerAliveInterval 60\n  ConnectTimeout 90\n")
     wrapped = tmp_path / "ssh"
@@ -71,7 +69,7 @@ def test_what_the_user_has_configured_holds(
     ]
 
 
-def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ssh_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(PlaceError, match="install OpenSSH's client"):
         make_transport(named(SshSettings(hosts=("h0",)))).command(0, "true")
@@ -82,7 +80,7 @@ def _bytes_in(pipe: IO[bytes]) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def test_closing_waits_for_nobody_who_waits_for_room() -> None:
+def test_close_does_not_wait_for_a_blocked_sender() -> None:
     process = HostProcess(["sleep", "1000"])
     sender = threading.Thread(target=process.send, args=(bytes(10_000_000),))
     sender.start()
@@ -131,7 +129,7 @@ def asked(pod: ReachedPod) -> list[str]:
     return [answer.output.decode() for answer in answers.values()]
 
 
-def test_worker_i_of_a_tpu_vm_is_host_i(pod: ReachedPod) -> None:
+def test_gcloud_tpu_worker_numbers_are_host_numbers(pod: ReachedPod) -> None:
     pod.log.unlink(missing_ok=True)
     use_tpu(pod)
     assert asked(pod) == ["h0\n-sent", "h1\n-sent"]
@@ -148,47 +146,47 @@ def test_worker_i_of_a_tpu_vm_is_host_i(pod: ReachedPod) -> None:
     assert make_transport(find_place("pod", pod.project)).hosts == ("mine-w0", "mine-w1")
 
 
-def test_a_tpu_vm_that_is_not_ready_is_said(pod: ReachedPod) -> None:
+def test_gcloud_tpu_vm_that_is_not_ready_is_an_error(pod: ReachedPod) -> None:
     use_tpu(pod, "CREATING")
     with pytest.raises(PlaceError, match=r"TPU VM mine is not ready \(state: CREATING\)"):
         make_transport(find_place("pod", pod.project))
 
 
-def test_what_gcloud_says_is_shown(pod: ReachedPod) -> None:
+def test_gcloud_error_message_is_shown(pod: ReachedPod) -> None:
     use_tpu(pod)
     pod.set_place(kind="gcloud-tpu", name="other", zone="z-a")
     with pytest.raises(PlaceError, match="Resource 'other' was not found"):
         make_transport(find_place("pod", pod.project))
 
 
-def test_the_vms_of_a_group_by_their_names(pod: ReachedPod) -> None:
+def test_gcloud_instance_group_hosts_by_name(pod: ReachedPod) -> None:
     use_group(pod)
     assert make_transport(find_place("pod", pod.project)).hosts == ("h0", "h1")
     assert asked(pod) == ["h0\n-sent", "h1\n-sent"]
 
 
-def test_a_group_whose_vms_do_not_run_yet_is_said(pod: ReachedPod) -> None:
+def test_gcloud_instance_group_that_is_not_running_is_an_error(pod: ReachedPod) -> None:
     use_group(pod)
     pod.set_cloud({"mig": {"group": {"zone": "z-a", "hosts": ["h0"], "starting": ["h1"]}}})
     with pytest.raises(PlaceError, match="1 of 2 VMs are not running"):
         make_transport(find_place("pod", pod.project))
 
 
-def test_each_host_has_its_own_exit_code_and_words(pod: ReachedPod) -> None:
+def test_each_host_has_its_own_exit_code_and_message(pod: ReachedPod) -> None:
     reached = make_transport(find_place("pod", pod.project))
     answers = ask_hosts(reached, {0: ("exit 3", b""), 1: ("echo no >&2; exit 4", b"")})
     assert [answer.returncode for answer in answers.values()] == [3, 4]
     assert [answer.problem() for answer in answers.values()] == ["exit code 3", "no"]
 
 
-def test_much_goes_in_and_out_at_once(pod: ReachedPod) -> None:
+def test_large_input_and_output_at_once(pod: ReachedPod) -> None:
     much = bytes(range(256)) * 20_000
     reached = make_transport(find_place("pod", pod.project))
     answers = ask_hosts(reached, dict.fromkeys(range(2), ("cat", much)))
     assert [answer.output for answer in answers.values()] == [much, much]
 
 
-def test_a_host_that_says_nothing_is_cut_off(pod: ReachedPod) -> None:
+def test_timeout_of_a_host_that_does_not_answer(pod: ReachedPod) -> None:
     reached = make_transport(find_place("pod", pod.project))
     [answer] = ask_hosts(reached, {1: ("sleep 600", b"")}, timeout=0.5).values()
     assert answer.returncode is None

@@ -36,7 +36,7 @@ def passed_on(folder: Path, ranks: int, *metrics: Metric) -> RunCallbacks:
     return made
 
 
-def test_each_step_over_all_ranks(got: Got, tmp_path: Path) -> None:
+def test_callback_gets_each_step_reduced_over_all_ranks(got: Got, tmp_path: Path) -> None:
     logged = [
         Metric(rank, step, {"loss": step + rank, "n": 1.0}, {"n": "sum"})
         for step in (1, 2)
@@ -47,7 +47,7 @@ def test_each_step_over_all_ranks(got: Got, tmp_path: Path) -> None:
     assert made.problem == ""
 
 
-def test_a_run_that_is_followed_again_passes_on_only_what_is_new(got: Got, tmp_path: Path) -> None:
+def test_callback_gets_only_new_steps_when_followed_again(got: Got, tmp_path: Path) -> None:
     logged = [Metric(0, step, {"loss": float(step)}) for step in range(4)]
     passed_on(tmp_path, 1, *logged[:2])
     passed_on(tmp_path, 1, *logged, Metric(0, 2, {"loss": 9.0}, attempt=1))
@@ -56,7 +56,7 @@ def test_a_run_that_is_followed_again_passes_on_only_what_is_new(got: Got, tmp_p
     assert [step for _, step in got][5:] == [0]
 
 
-def test_an_exception_is_told_and_ends_nothing(got: Got, tmp_path: Path) -> None:
+def test_callback_exception_is_reported_and_ends_nothing(got: Got, tmp_path: Path) -> None:
     def fails(values: dict[str, float], step: int | None) -> None:
         raise ConnectionError("no network")
 
@@ -71,7 +71,7 @@ def test_without_callbacks_there_is_no_thread(tmp_path: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name == "tpunb-on-log"]
 
 
-def test_what_is_defined_again_replaces_itself(got: Got, tmp_path: Path) -> None:
+def test_callback_defined_again_replaces_the_old_one(got: Got, tmp_path: Path) -> None:
     def define(number: float) -> None:
         @tpunb.on_log  # type: ignore[arg-type]
         def send(values: dict[str, float], step: int | None) -> None:
@@ -83,7 +83,9 @@ def test_what_is_defined_again_replaces_itself(got: Got, tmp_path: Path) -> None
     assert got == [({"loss": 1.0}, 1), ({"again": 2.0}, 1)]
 
 
-def test_in_the_kernel_each_step_once_and_in_a_rank_its_own(got: Got, driver: Driver) -> None:
+def test_callback_in_the_kernel_gets_each_step_once_in_a_rank_its_own(
+    got: Got, driver: Driver
+) -> None:
     above = "import os, tpunb\ntpunb.on_log(lambda values, step: print('above', step))"
     train = (
         "rank = int(os.environ['RANK'])\n"

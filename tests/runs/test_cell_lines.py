@@ -19,12 +19,12 @@ def test_a_line_of_the_runs_own_script() -> None:
     assert lines().describe("/runs/now/script.py", 13) == "cell [4], line 1"
 
 
-def test_a_line_of_a_kept_cell_is_one_of_the_run_that_compiled_it() -> None:
+def test_line_of_a_kept_prelude_cell_is_mapped_to_its_cell() -> None:
     assert lines().script_line("/runs/before/script.py", 14) == 15
     assert lines().describe("/runs/before/script.py", 14) == "cell [4], line 3"
 
 
-def test_what_is_no_cells_line_is_named_by_its_file() -> None:
+def test_line_outside_cells_is_named_by_its_file() -> None:
     assert lines().script_line("/runs/before/script.py", 15) is None
     assert lines().describe("/runs/before/script.py", 15) == "line 15 of script.py"
     assert lines().locate("/lib/other.py", 1) == (None, None)

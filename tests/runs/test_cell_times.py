@@ -48,7 +48,7 @@ def seconds(folder: Path, *known: float | None, script: str = SCRIPT) -> list[fl
 TRAINING = PhaseKind.TRAINING
 
 
-def test_what_the_kernel_does_not_know_an_earlier_run_does(tmp_path: Path) -> None:
+def test_expected_cell_time_from_an_earlier_run(tmp_path: Path) -> None:
     ran(tmp_path, "20260101-000000-n", [(1, 10.0), (2, 14.0), (TRAINING, 14.5)])
     assert seconds(tmp_path, None, None) == [None, 4.0, 0.5, None]
     assert seconds(tmp_path, 9.0, None) == [None, 9.0, 0.5, None]
@@ -57,14 +57,14 @@ def test_what_the_kernel_does_not_know_an_earlier_run_does(tmp_path: Path) -> No
     assert seconds(tmp_path, None, None, script=changed) == [None, None, 0.5, None]
 
 
-def test_the_newest_run_that_ran_it_counts(tmp_path: Path) -> None:
+def test_expected_cell_time_from_the_newest_run(tmp_path: Path) -> None:
     ran(tmp_path, "20260101-000000-n", [(1, 10.0), (2, 14.0), (TRAINING, 14.5)])
     ran(tmp_path, "20260101-000001-n", [(2, 20.0), (TRAINING, 21.0)])  # the first was kept
     ran(tmp_path, "20260101-000002-other", [(1, 30.0), (2, 37.0), (TRAINING, 38.0)])
     assert seconds(tmp_path, None, None) == [None, 4.0, 1.0, None]
 
 
-def test_a_cell_that_failed_or_a_folder_that_says_nothing_counts_for_none(tmp_path: Path) -> None:
+def test_expected_cell_time_ignores_failed_and_empty_runs(tmp_path: Path) -> None:
     assert seconds(tmp_path / "none", None, None) == [None, None, None, None]
     ran(tmp_path, "20260101-000000-n", [(1, 10.0), (PhaseKind.ENDED, 14.0)])
     ran(tmp_path, "20260101-000001-n", [(7, 10.0), (TRAINING, 14.0)])

@@ -10,7 +10,7 @@ from tpunb.runs.stream import Replace
 GB = 10**9
 
 
-def test_each_host_tells_of_its_own_chips_and_the_whole_run_has_all(tmp_path: Path) -> None:
+def test_chips_of_all_hosts_are_collected(tmp_path: Path) -> None:
     whole, hosts = tmp_path / "whole", ("a", "b", "c")
     for node_rank in (0, 1):  # c has no library that asks
         here = tmp_path / str(node_rank)
@@ -28,7 +28,7 @@ def test_each_host_tells_of_its_own_chips_and_the_whole_run_has_all(tmp_path: Pa
     assert [chip.name for chip in chips.read_chips(whole, hosts)] == ["b/0"]
 
 
-def test_many_chips_are_one_line_that_names_the_idle_one() -> None:
+def test_chips_in_large_number_are_one_line_naming_the_idle_one() -> None:
     busy = [Chip(n, 12 * GB, 16 * GB, 90.0, host="a") for n in range(MAX_CHIPS)]
     every = [*busy, Chip(0, GB, 16 * GB, 4.0, host="b")]
     assert describe_some_chips(every) == [

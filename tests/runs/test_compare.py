@@ -42,7 +42,7 @@ def ran(
 TAGGED = cell(0, "lr = 0.1\nname: str = 'x'\nwide = [1, 2]\nseen = len('abc')", "parameters")
 
 
-def test_a_row_for_each_run(tmp_path: Path) -> None:
+def test_comparison_table_has_a_row_per_run(tmp_path: Path) -> None:
     injected = cell(1, "# Parameters\nlr = -2", "injected-parameters")
     loose = [cell(0, "%load_ext tpunb"), cell(1, "depth, lr = 3, 4\nseed = 7\na = b = 1")]
     first = ran(tmp_path, "one", TAGGED, injected, loss=[3.0, 1.0, 2.0], lr=[0.5, 0.25])
@@ -77,7 +77,7 @@ def test_a_row_for_each_run(tmp_path: Path) -> None:
     assert frame.loc[lost.name, "state"] == "lost"
 
 
-def test_parameters_are_those_that_ran(tmp_path: Path) -> None:
+def test_comparison_parameters_are_those_of_the_run_without_secrets(tmp_path: Path) -> None:
     """papermill's values and the kernel's, without secrets."""
     cells = [
         TAGGED,
@@ -107,7 +107,7 @@ def lines(figure: Any) -> dict[str, list[float]]:
     return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axis.lines}
 
 
-def test_a_figure_of_several(tmp_path: Path) -> None:
+def test_plot_of_several_runs(tmp_path: Path) -> None:
     one = ran(tmp_path, "one", TAGGED, loss=[3.0, 1.0])
     other = ran(tmp_path, "other", TAGGED, loss=[2.0, 0.0])
     ran(tmp_path, "silent")
@@ -124,7 +124,7 @@ def test_a_figure_of_several(tmp_path: Path) -> None:
         tpunb.plot("none", folder=tmp_path)
 
 
-def test_runs_of_one_name_are_told_apart_by_what_they_were_given(tmp_path: Path) -> None:
+def test_plot_labels_runs_of_one_name_by_their_parameters(tmp_path: Path) -> None:
     for lr in (1, 2):
         ran(tmp_path, "x", cell(0, f"lr = {lr}\nseed = 0", "parameters"), loss=[float(lr)])
     assert [*lines(tpunb.plot(folder=tmp_path))] == ["lr=1", "lr=2"]

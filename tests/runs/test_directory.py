@@ -48,7 +48,7 @@ def test_runs_are_found_by_any_part_of_their_id(tmp_path: Path) -> None:
         directory.find_run(tmp_path / "none", None)
 
 
-def test_a_run_without_a_guard_is_not_running(tmp_path: Path) -> None:
+def test_run_without_a_held_lock_is_not_running(tmp_path: Path) -> None:
     run = directory.create_run(tmp_path, "x")
     assert not run.is_running()
     run.lock.write_text("")

@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return folder
 
 
-def test_the_result_is_whole_and_the_last_one(run: RunDir) -> None:
+def test_ended_run_result_has_returns_and_is_last_run(run: RunDir) -> None:
     result = read_run(str(run.path))
     assert tpunb.last_run is result
     number, ones = result.returns["ended_value"]
@@ -43,7 +43,9 @@ def test_the_result_is_whole_and_the_last_one(run: RunDir) -> None:
     assert result.metrics()["loss"].tolist() == [0.25]
 
 
-def test_a_handle_binds_what_it_waits_for(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_run_handle_binds_its_returns_on_wait(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = EndedRun(str(run.path))
     main = vars(sys.modules["__main__"])
     monkeypatch.delitem(main, "ended_value", raising=False)
@@ -53,24 +55,24 @@ def test_a_handle_binds_what_it_waits_for(run: RunDir, monkeypatch: pytest.Monke
     assert repr(handle) == "BackgroundRun run: succeeded (.wait() .stop() .result .state)"
 
 
-def test_waiting_for_a_run_that_has_failed(run: RunDir) -> None:
+def test_ended_run_wait_raises_for_a_failed_run(run: RunDir) -> None:
     run.write_result(RunResult(RunState.HUNG, "n", 2, "CPU", 1.0, 2.0, run.path))
     assert EndedRun(str(run.path), raises=False).wait().state is RunState.HUNG
     with pytest.raises(RunError):
         EndedRun(str(run.path)).wait()
 
 
-def test_it_has_all_that_a_handle_in_the_kernel_has(run: RunDir) -> None:
+def test_ended_run_handle_has_the_attributes_of_a_background_run(run: RunDir) -> None:
     public = {name for name in vars(BackgroundRun) if not name.startswith("_")}
     assert {"wait", "result"} < public
     assert not [name for name in public if not hasattr(EndedRun(str(run.path)), name)]
 
 
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+def test_ended_run_folder_that_was_removed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TpunbError, match=r"the values of run gone are not in .*: run its cell"):
         read_run(str(tmp_path / "gone"))
 
 
-def test_a_value_that_cannot_be_rebuilt_here(run: RunDir) -> None:
+def test_ended_run_value_that_failed_to_return_is_an_error(run: RunDir) -> None:
     with pytest.raises(TpunbError, match=r"`lost`, which the notebook got from run run, .*: no$"):
         read_run(str(run.path), "ended_value", "lost")

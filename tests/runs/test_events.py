@@ -15,5 +15,5 @@ from tpunb.runs.spec import PhaseKind, RunState, Stop, StopCause, StopOrigin
         Ended(RunState.FAILED, 3.0),
     ],
 )
-def test_events_come_back_as_they_were(event: Event) -> None:
+def test_events_survive_serialization(event: Event) -> None:
     assert from_line(to_line(event)) == event

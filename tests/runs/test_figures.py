@@ -76,7 +76,9 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_metrics_or_matplotlib_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match="nothing was logged: call tpunb"):
         result(tmp_path, "empty").plot()
     monkeypatch.delitem(sys.modules, "tpunb.runs.figures")

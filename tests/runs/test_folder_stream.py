@@ -27,7 +27,7 @@ def said(stream: FolderStream, *, last: bool = False) -> dict[str, bytes]:
     return found
 
 
-def test_what_is_appended_comes_once_and_in_pieces(
+def test_appended_log_data_comes_once_and_in_pieces(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_stream, "PIECE", 4)
@@ -44,7 +44,7 @@ def test_what_is_appended_comes_once_and_in_pieces(
     stream.close()
 
 
-def test_a_failure_comes_before_what_the_rank_prints_of_it(
+def test_failure_file_comes_before_the_output_of_the_rank(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_stream, "POLL_INTERVAL", 1000.0)
@@ -60,7 +60,7 @@ def test_a_failure_comes_before_what_the_rank_prints_of_it(
     stream.close()
 
 
-def test_of_files_that_are_merged_only_whole_lines_come(run: RunDir) -> None:
+def test_merged_log_files_are_sent_in_complete_lines(run: RunDir) -> None:
     stream = FolderStream(run)
     run.log.write_bytes(b"[0] a\n[0] b")
     (line,) = stream.read()
@@ -77,7 +77,7 @@ def test_of_files_that_are_merged_only_whole_lines_come(run: RunDir) -> None:
     stream.close()
 
 
-def test_small_files_come_whole_when_they_change(run: RunDir) -> None:
+def test_small_files_are_sent_whole_when_they_change(run: RunDir) -> None:
     stream = FolderStream(run)
     pulse, progress = run.heartbeat(0, 2), run.progress(0, 2)
     pulse.write_bytes(b"\x00" * 80)
@@ -102,7 +102,7 @@ def test_the_result_comes_last(run: RunDir) -> None:
     stream.close()
 
 
-def test_it_begins_where_it_is_told(run: RunDir) -> None:
+def test_folder_stream_starts_at_given_offsets(run: RunDir) -> None:
     run.log.write_text("[0] a\n[0] b\n")
     stream = FolderStream(run, {"run.log": 6})
     (line,) = stream.read()
@@ -111,7 +111,7 @@ def test_it_begins_where_it_is_told(run: RunDir) -> None:
     stream.close()
 
 
-def test_what_was_there_before_and_what_is_large_stays(run: RunDir) -> None:
+def test_secrets_inputs_and_checkpoints_are_not_streamed(run: RunDir) -> None:
     for name in ("spec.json", "script.py", "env.json", "variables.json", "requests.jsonl"):
         (run.path / name).write_text(json.dumps({"secret": "x"}))
     run.checkpoints.mkdir()

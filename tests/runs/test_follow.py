@@ -13,7 +13,7 @@ from tpunb.runs.spec import PhaseKind
 from tpunb.utils import files, processes
 
 
-def test_a_follower_gives_everything_once_outputs_before_events(tmp_path: Path) -> None:
+def test_follower_gives_everything_once_with_outputs_before_events(tmp_path: Path) -> None:
     run = directory.create_run(tmp_path, "x")
     follower = Follower(run, 2)
     assert list(follower.read()) == []
@@ -34,7 +34,7 @@ def test_a_follower_gives_everything_once_outputs_before_events(tmp_path: Path) 
     follower.close()
 
 
-def test_sample__what_the_ranks_leave(tmp_path: Path) -> None:
+def test_sample_ranks_reads_heartbeats_progress_and_memory(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.attempt(1, 0).mkdir(parents=True)
     data = bytearray(heartbeat.SIZE)
@@ -61,7 +61,7 @@ def test_sample__what_the_ranks_leave(tmp_path: Path) -> None:
     assert there.memory == 1_230_000_000
 
 
-def test_what_the_ranks_of_ended_attempts_wrote_is_read_and_closed(tmp_path: Path) -> None:
+def test_outputs_of_ended_attempts_are_read_and_closed(tmp_path: Path) -> None:
     run = directory.create_run(tmp_path, "x")
     outputs = Outputs(run, range(2))
     before = len(os.listdir("/proc/self/fd"))

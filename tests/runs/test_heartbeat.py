@@ -8,7 +8,7 @@ import pytest
 from tpunb.runs.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 
 
-def test_what_a_rank_counts_is_read_at_once(tmp_path: Path) -> None:
+def test_heartbeat_counters_are_readable_at_once(tmp_path: Path) -> None:
     counts = [(3, 2, 1, 500, 4), (5, 2, 2, 900, 6)]
     path = tmp_path / "pulse"
     assert read_heartbeat(path) is None
@@ -38,7 +38,7 @@ def test_counters_that_begin_anew_are_added(tmp_path: Path) -> None:
     assert read.steps == 4
 
 
-def test_a_write_that_fails_has_ended(tmp_path: Path) -> None:
+def test_heartbeat_counts_a_failed_write_as_ended(tmp_path: Path) -> None:
     writer = HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
     during: list[Heartbeat | None] = []
 
@@ -56,7 +56,7 @@ def test_a_write_that_fails_has_ended(tmp_path: Path) -> None:
     )
 
 
-def test_its_block_is_there_before_the_disk_is_full(tmp_path: Path) -> None:
+def test_heartbeat_file_reserves_its_disk_block(tmp_path: Path) -> None:
     """Otherwise the first write to the memory would end the rank (SIGBUS)."""
     HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
     assert (tmp_path / "pulse").stat().st_blocks > 0

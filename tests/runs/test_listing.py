@@ -44,7 +44,7 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
     assert listing.format_table(tmp_path) == f"There are no runs in {tmp_path} yet."
 
 
-def test_how_runs_stand(tmp_path: Path) -> None:
+def test_listing_shows_the_states_of_runs(tmp_path: Path) -> None:
     done = made(tmp_path, "done", state="succeeded", cores=16)
     lost = made(tmp_path, "lost")
     os.utime(lost.lock, (1_700_000_000.0,) * 2)
@@ -63,7 +63,7 @@ def test_how_runs_stand(tmp_path: Path) -> None:
     assert found[goes_on.id][2].endswith(" min")
 
 
-def test_the_newest_runs_come_first_with_best_values_and_what_differs(
+def test_listing_shows_newest_runs_with_best_values_and_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(4):
@@ -86,7 +86,7 @@ def test_the_newest_runs_come_first_with_best_values_and_what_differs(
     assert re.match(r"4 runs, [\d.]+ k?B$", whole)
 
 
-def test_runs_are_below_the_working_directory(
+def test_default_run_folder_is_below_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,11 +107,11 @@ def test_runs_are_below_the_working_directory(
         (5 * 10**15, "5000 TB"),
     ],
 )
-def test_sizes(count: int, text: str) -> None:
+def test_sizes_in_words(count: int, text: str) -> None:
     assert listing.size(count) == text
 
 
-def test_what_a_living_run_goes_on_from_is_not_old(tmp_path: Path) -> None:
+def test_clean_keeps_a_run_that_an_active_run_resumed_from(tmp_path: Path) -> None:
     first, other, follower = (made(tmp_path, name, state="failed") for name in "abc")
     files.write_json(follower.env, {"TPUNB_RESUME": str(first.checkpoints)})
     found = [one.run.id for one in listing.find_old(tmp_path, None, 0)]
@@ -122,7 +122,7 @@ def test_what_a_living_run_goes_on_from_is_not_old(tmp_path: Path) -> None:
         assert [one.run.id for one in listing.find_old(tmp_path, None, 0)] == [other.id]
 
 
-def test_a_folder_that_a_crash_has_left_without_a_spec_is_a_run(tmp_path: Path) -> None:
+def test_run_folder_without_a_spec_after_a_crash_is_listed(tmp_path: Path) -> None:
     """With any of the entries that a run folder may have."""
     entries = (
         "supervisor.log arguments.pt arguments.json place.json mirror.json mirror.log given hosts "

@@ -82,11 +82,11 @@ def numbers(run: RunDir, options: str) -> list[int | str]:
         ("--grep step.1|after --context 3", [*range(14)]),
     ],
 )
-def test_what_is_searched_for_is_found(run: RunDir, options: str, found: list[int | str]) -> None:
+def test_log_search_options_select_lines(run: RunDir, options: str, found: list[int | str]) -> None:
     assert numbers(run, options) == [*found]
 
 
-def test_what_was_found_stands_out_where_colours_do(run: RunDir) -> None:
+def test_log_search_highlights_matches_in_colour(run: RunDir) -> None:
     assert [*logs.read_lines(run, search("--grep number|full"), colours=True)] == [
         "[0 err] ValueError: no \x1b[1;31mnumber\x1b[0m",
         "[11] ERROR:root:\x1b[1;31mfull\x1b[0m",
@@ -107,14 +107,14 @@ def test_what_was_found_stands_out_where_colours_do(run: RunDir) -> None:
         ("--context ²", "'²' is not a whole number"),
     ],
 )
-def test_what_is_wrong_is_said(options: str, message: str) -> None:
+def test_log_search_option_errors(options: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentError) as refused:
         search(options)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("rank", ["12", "0,12"])
-def test_a_rank_that_the_run_has_not(run: RunDir, rank: str) -> None:
+def test_log_search_of_a_missing_rank_is_an_error(run: RunDir, rank: str) -> None:
     for read in (logs.read_lines, logs.follow_lines):
         with pytest.raises(TpunbError, match=f"has no rank {rank}: its ranks are 0 to 11"):
             next(read(run, search(f"--ranks {rank}")))
@@ -180,7 +180,7 @@ PREFIXES = st.sampled_from(["", "[0] ", "[12 err] ", "[1 prelude] ", "[prelude] 
 
 
 @given(PREFIXES, st.lists(PIECES, max_size=4), st.sampled_from(["", " "]))
-def test_a_line_that_is_passed_over_quickly_would_not_be_found(
+def test_log_quick_check_passes_every_error_and_warning_line(
     prefix: str, pieces: list[str], between: str
 ) -> None:
     line = prefix + between.join(pieces)

@@ -23,7 +23,7 @@ def row(rank: int, step: int | None, time: float = 0.0, **values: Any) -> metric
 @pytest.mark.parametrize(
     ("how", "value"), [("mean", 2.5), ("sum", 10.0), ("min", 1.0), ("max", 4.0)]
 )
-def test_one_value_of_many(how: str, value: float) -> None:
+def test_metric_reduction_over_ranks(how: str, value: float) -> None:
     assert metrics.reduce_ranks(how, [4.0, 1.0, 2.0, 3.0]) == value
     # A rank that has lost its numbers must be seen.
     assert math.isnan(metrics.reduce_ranks(how, [1.0, math.nan]))
@@ -53,7 +53,7 @@ def test_a_row_for_each_step_with_what_its_ranks_have_logged() -> None:
     ]
 
 
-def test_what_only_some_ranks_of_a_metric_have_logged_is_not_its_best() -> None:
+def test_best_value_ignores_steps_that_only_some_ranks_logged() -> None:
     rows = [row(rank, step, loss=1.0 + rank) for step in (1, 2) for rank in range(4)]
     rows += [row(0, step, lr=0.5, accuracy=step / 10) for step in (1, 2, 3)]  # rank 0 alone logs it
     rows.append(row(1, 2, accuracy=0.9))  # rank 1 only evaluates now and then
@@ -72,7 +72,7 @@ def test_ranks_that_log_steps_of_their_own_count_with_all_of_them() -> None:
     assert [one["loss"] for one in metrics.reduce_rows(rows, whole=True)] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_calls_without_a_step_are_counted() -> None:
+def test_log_calls_without_a_step_are_numbered() -> None:
     rows = [row(0, None, a=1.0), row(0, None, a=2.0), row(1, None, a=3.0), row(1, None, a=4.0)]
     assert [one["a"] for one in metrics.reduce_rows(rows)] == [2.0, 3.0]
 
@@ -112,7 +112,9 @@ def test_the_frames_of_a_run(tmp_path: Path) -> None:
         ("glossy", None),
     ],
 )
-def test_comparison__what_a_name_says(name: str, less: bool | None) -> None:
+def test_comparison__direction_is_derived_from_the_metric_name(
+    name: str, less: bool | None
+) -> None:
     better = metrics.comparison(name)
     assert (None if better is None else better(1.0, 2.0)) is less
 
@@ -192,7 +194,7 @@ def test_series__a_step_is_complete_when_all_ranks_have_logged_it() -> None:
     assert points(series.finish()) == [("loss", 2, 1.0)]
 
 
-def test_series__what_rank_0_alone_logs_is_known_after_a_while() -> None:
+def test_series__values_of_rank_0_alone_appear_after_a_wait() -> None:
     clock = Clock()
     series = MetricSeries(4, clock=clock)
     assert series.add(Metric(0, 1, {"lr": 0.5})) == []
@@ -227,7 +229,7 @@ def test_series__a_rank_that_logs_a_step_again_counts_with_the_last() -> None:
     assert drawn == said == {"loss": [(1, 2.0)]}
 
 
-def test_series__no_number_in_one_rank_is_none_for_all() -> None:
+def test_series__nan_in_one_rank_is_nan_for_all() -> None:
     drawn, _ = both(2, [Metric(0, 1, {"loss": math.nan}), Metric(1, 1, {"loss": 1.0})])
     [(step, value)] = drawn["loss"]
     assert step == 1

@@ -47,7 +47,7 @@ RESULT = {
         ("timed_out", PhaseKind.ENDED),
     ],
 )
-def test_the_kind_of_a_phase(text: str, kind: PhaseKind) -> None:
+def test_phase_kind_from_events_of_older_versions(text: str, kind: PhaseKind) -> None:
     line = json.dumps({"kind": "Phase", "text": text, "time": 1.5})
     assert from_line(line) == Phase(kind, text, time=1.5)
 
@@ -64,12 +64,12 @@ def test_the_kind_of_a_phase(text: str, kind: PhaseKind) -> None:
         ("who knows", None),
     ],
 )
-def test_why_it_was_stopped(reason: str, stop: Stop | None) -> None:
+def test_stop_reason_from_events_of_older_versions(reason: str, stop: Stop | None) -> None:
     line = json.dumps({"kind": "Stopping", "step": "SIGINT", "reason": reason, "time": 1.5})
     assert from_line(line) == Stopping("SIGINT", reason, 1.5, stop)
 
 
-def test_a_result(tmp_path: Path) -> None:
+def test_result_of_older_versions_is_readable(tmp_path: Path) -> None:
     result = RunResult.from_json(RESULT, tmp_path)
     assert result.state is RunState.FAILED
     assert result.stop == Stop(StopCause.PEER_FAILED)

@@ -53,7 +53,7 @@ def foreign(runs: Path, kind: str) -> RunDir:
     "kind",
     [pytest.param("another user's", marks=as_root), "writable by other users", "a link"],
 )
-def test_those_that_somebody_else_may_have_written_are_no_runs(tmp_path: Path, kind: str) -> None:
+def test_run_folders_of_other_users_are_not_listed(tmp_path: Path, kind: str) -> None:
     runs = tmp_path / "runs"
     own = made(runs, "own", state="succeeded")
     bait = foreign(runs, kind)
@@ -123,7 +123,7 @@ class Bomb:
 
 
 @as_root
-def test_what_another_user_put_into_returns_is_not_unpickled(tmp_path: Path) -> None:
+def test_returns_written_by_another_user_are_not_unpickled(tmp_path: Path) -> None:
     run = made(tmp_path, "x", state="succeeded")
     run.returns.mkdir()
     files.write_json(run.returns / "report.json", {"weights": {"file": "weights.pt"}})
@@ -139,7 +139,7 @@ def test_what_another_user_put_into_returns_is_not_unpickled(tmp_path: Path) -> 
     assert not (tmp_path / "bang").exists()
 
 
-def test_only_values_of_the_folder_itself_come_back(tmp_path: Path) -> None:
+def test_returns_outside_the_run_folder_are_not_read(tmp_path: Path) -> None:
     run = made(tmp_path, "x", state="succeeded")
     run.returns.mkdir()
     outside = tmp_path / "outside.pt"
@@ -168,7 +168,7 @@ def test_links_in_a_run_folder_are_not_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["spec", "result", "lock", "events", "metrics", "log", "env"])
-def test_a_fifo_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
+def test_fifo_in_a_run_folder_does_not_block(tmp_path: Path, name: str) -> None:
     other = made(tmp_path, "other", state="succeeded")
     run = made(tmp_path, "x", state="succeeded")
     path: Path = getattr(run, name)

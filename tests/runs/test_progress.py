@@ -11,7 +11,7 @@ from tpunb.runs.events import Bar
 from tpunb.runs.progress import ProgressFile, progress_path
 
 
-def test_it_is_written_a_few_times_a_second_at_most(tmp_path: Path) -> None:
+def test_progress_file_is_written_a_few_times_a_second(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "progress.json")
     written = []
     for done in range(1000):
@@ -25,7 +25,9 @@ def test_it_is_written_a_few_times_a_second_at_most(tmp_path: Path) -> None:
     }
 
 
-def test_only_a_rank_of_a_run_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_file_exists_only_in_ranks_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TPUNB_RUN", raising=False)
     monkeypatch.setenv("RANK", "1")  # as under torchrun
     assert progress_path() is None
@@ -34,7 +36,7 @@ def test_only_a_rank_of_a_run_has_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert progress_path() == tmp_path / "attempts" / "2" / "1" / "progress.json"
 
 
-def test_a_disk_that_is_full_ends_no_training(
+def test_full_disk_does_not_end_training_by_its_progress_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:

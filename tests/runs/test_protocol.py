@@ -92,7 +92,7 @@ MESSAGES = [
 ]
 
 
-def test_each_kind_survives_the_pipe() -> None:
+def test_messages_survive_encoding() -> None:
     assert {type(message) for message in MESSAGES} == set(get_args(Message))
     for message in MESSAGES:
         line = protocol.encode_message(message)
@@ -118,13 +118,13 @@ def test_each_kind_survives_the_pipe() -> None:
         b'{"kind": "\xff"}',
     ],
 )
-def test_a_line_that_is_no_message_is_logged(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_message_line_is_logged(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="tpunb"):
         assert protocol.decode_message(line) is None
     assert len(caplog.records) == 1
 
 
-def test_reader_puts_pieces_together_and_notices_the_end() -> None:
+def test_message_reader_joins_pieces_and_detects_the_end() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     reader, writer = MessageReader(read_end), MessageWriter(write_end)

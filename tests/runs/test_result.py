@@ -49,11 +49,11 @@ def result(tmp_path: Path, **values: object) -> RunResult:
         ),
     ],
 )
-def test_a_failure_in_one_line(failure: Failure, headline: str) -> None:
+def test_failure_headline_in_one_line(failure: Failure, headline: str) -> None:
     assert failure.headline() == headline
 
 
-def test_a_failed_result_says_what_where_and_where_to_read_on(tmp_path: Path) -> None:
+def test_failed_result_text_names_error_place_and_log(tmp_path: Path) -> None:
     rest = [replace(FAILURE, rank=rank) for rank in (0, 3)]
     other = replace(FAILURE, rank=1, type="PeerLostError", message="rank 2 ended")
     failed = result(tmp_path, state="failed", failures=(FAILURE, other, *rest))
@@ -75,7 +75,7 @@ def test_a_failed_result_says_what_where_and_where_to_read_on(tmp_path: Path) ->
     assert repr([failed]) == f"[RunResult {FAILURE.headline()} · {tmp_path.name}]"
 
 
-def test_the_source_stands_before_the_cause_and_the_traceback_last(tmp_path: Path) -> None:
+def test_failure_text_order_is_source_cause_traceback(tmp_path: Path) -> None:
     placed = replace(FAILURE, source=((2, "def check(n):"), (3, "    raise ValueError(n)")))
     known = Diagnosis("x", "Too many.", "Take fewer.", (), 1.0, "https://x")
     failed = result(tmp_path, state="failed", failures=(placed,), diagnoses=(known,))
@@ -102,7 +102,7 @@ def test_the_source_stands_before_the_cause_and_the_traceback_last(tmp_path: Pat
     ("state", "error"),
     [("timed_out", errors.RunTimeoutError), ("interrupted", errors.RunInterruptedError)],
 )
-def test_a_stopped_result(tmp_path: Path, state: str, error: type[Exception]) -> None:
+def test_stopped_result_text(tmp_path: Path, state: str, error: type[Exception]) -> None:
     stopped = result(tmp_path, state=state, reason="because")
     with pytest.raises(error, match=r"\(because\) after 12.5 s; all 4 ranks have ended"):
         stopped.raise_for_failure()
@@ -115,7 +115,7 @@ def test_a_stopped_result(tmp_path: Path, state: str, error: type[Exception]) ->
     ]
 
 
-def test_a_good_result(tmp_path: Path) -> None:
+def test_succeeded_result_text(tmp_path: Path) -> None:
     whole = result(tmp_path, returns={"w": 1})
     line = "RunResult succeeded on 4 rehearsal cores after 12.5 s"
     assert repr(whole) == f"{line} · returned: w · {tmp_path.name}"
@@ -131,14 +131,14 @@ def test_a_good_result(tmp_path: Path) -> None:
     assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
 
 
-def test_a_result_comes_back_as_it_was_but_for_values(tmp_path: Path) -> None:
+def test_result_survives_json_except_for_returns(tmp_path: Path) -> None:
     failed = result(tmp_path, state="failed", failures=(FAILURE,), reason="r", warm=True)
     data = json.loads(json.dumps(replace(failed, returns={"w": object()}).to_json()))
     assert data["returns"] == ["w"]
     assert RunResult.from_json(data, tmp_path) == failed
 
 
-def test_what_a_run_cost(tmp_path: Path) -> None:
+def test_cost_of_a_run_in_its_result(tmp_path: Path) -> None:
     price = Price(9.6, "v5litepod-8 in us-west4, on demand", "2026-11-21", "a catalogue")
     known, unknown = result(tmp_path, price=price), result(tmp_path)
     assert known.cost == pytest.approx(9.6 * 12.5 / 3600, abs=1e-4)

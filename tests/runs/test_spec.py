@@ -21,7 +21,7 @@ SPEC = RunSpec(
 )
 
 
-def test_it_comes_back_as_it_was_and_says_its_version() -> None:
+def test_spec_survives_json_with_its_version() -> None:
     data = json.loads(json.dumps(SPEC.to_json()))
     assert data["version"] == 1
     assert RunSpec.from_json(data) == SPEC
@@ -30,7 +30,7 @@ def test_it_comes_back_as_it_was_and_says_its_version() -> None:
     assert RunSpec.from_json(data) == replace(SPEC, profile=None, price=None)
 
 
-def test_a_line_of_the_script_is_one_of_a_cell() -> None:
+def test_script_line_is_mapped_to_a_cell_line() -> None:
     assert SPEC.locate(3) == (7, 2)
     assert SPEC.locate(1) == (None, None)
     assert SPEC.describe_line(3) == "cell [7], line 2"
@@ -49,7 +49,7 @@ def test_cores(spec: RunSpec, cores: str) -> None:
     assert spec.cores() == cores
 
 
-def test_words_are_strings_for_people_and_json() -> None:
+def test_enum_values_are_strings_in_text_and_json() -> None:
     assert f"{StopCause.USER}" == "interrupt"
     assert repr(RunState.FAILED) == "'failed'"
     assert json.dumps([RunState.HUNG]) == '["hung"]'

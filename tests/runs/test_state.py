@@ -28,7 +28,7 @@ def age(run: RunDir, seconds: float = 3600.0) -> None:
 
 
 class TestState:
-    def test_of_one_that_goes_on(self, tmp_path: Path) -> None:
+    def test_state_of_an_active_run(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
         with open(run.lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -43,14 +43,14 @@ class TestState:
                 file.write('{"kind": "Pha')  # the disk is full
             assert state.run_state(run) == "stopping"
 
-    def test_of_one_that_was_just_made(self, tmp_path: Path) -> None:
+    def test_state_of_a_new_run_is_starting(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
         run.lock.unlink()
         assert state.run_state(run) == "starting"
         age(run)
         assert state.run_state(run) == "lost"
 
-    def test_of_a_detached_one_at_a_place_that_nobody_follows(self, tmp_path: Path) -> None:
+    def test_state_of_an_unfollowed_detached_run_is_away(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
         for detached, told in ((True, "away"), (False, "lost")):
             run.place.write_text(json.dumps({"detached": detached}))
@@ -64,7 +64,7 @@ class TestState:
         state.wait_for_end(run)  # does not wait for what nobody here would write
 
     @pytest.mark.parametrize("text", [None, "", '{"state": "succ', "[]", '{"state": "succeeded"}'])
-    def test_of_one_that_a_crash_has_left(self, tmp_path: Path, text: str | None) -> None:
+    def test_state_of_a_run_left_by_a_crash_is_lost(self, tmp_path: Path, text: str | None) -> None:
         run = made(tmp_path, "x", state="succeeded")
         assert state.run_state(run) == "succeeded"
         run.result.unlink()
@@ -77,7 +77,7 @@ class TestState:
         with pytest.raises(TpunbError, match="is lost: its supervisor or its machine has ended"):
             state.read_spec(run)
 
-    def test_a_lock_that_is_just_being_taken_is_looked_at_again(
+    def test_state_checks_again_if_the_lock_is_being_taken(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = made(tmp_path, "x")
@@ -99,21 +99,21 @@ class TestState:
 
 
 class TestStop:
-    def test_one_that_has_ended(self, tmp_path: Path) -> None:
+    def test_stop_of_a_run_that_has_ended(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x", state="succeeded")
         [line] = state.stop_run(run, "asked")
         assert line.startswith(f"run {run.id} has ended: succeeded, at 2023-11-1")
         assert line.endswith(", after 61.0 s")
         assert not run.requests.exists()
 
-    def test_one_that_is_lost(self, tmp_path: Path) -> None:
+    def test_stop_of_a_lost_run(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
         age(run)
         with pytest.raises(TpunbError, match=f"run {run.id} is lost: .* are in {run.path}"):
             list(state.stop_run(run, "asked"))
         assert not run.requests.exists()
 
-    def test_requests_are_private_lines(self, tmp_path: Path) -> None:
+    def test_stop_requests_are_private_lines(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
         state.request_stop(run, "one")
         state.request_stop(run, "two", origin=StopOrigin.COMMAND, now=True)
@@ -125,7 +125,7 @@ class TestStop:
 
 
 class TestWhich:
-    def test_those_that_go_on_come_first(self, tmp_path: Path) -> None:
+    def test_active_runs_are_found_first(self, tmp_path: Path) -> None:
         done, on, also = (
             made(tmp_path, "net-a", state="failed"),
             made(tmp_path, "net-b"),
@@ -149,7 +149,7 @@ class TestWhich:
         with pytest.raises(TpunbError, match="there are no runs in "):
             state.find_active(tmp_path / "none", None)
 
-    def test_another_users(self) -> None:
+    def test_stop_of_another_users_run_is_refused(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             runs = Path(folder)
             runs.chmod(0o755)

@@ -21,11 +21,11 @@ from tpunb.runs.stream import Alive, Append, End, Hello, Line, Replace, Start, S
         Stop(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
     ],
 )
-def test_lines_come_back_as_they_were(line: Line) -> None:
+def test_stream_lines_survive_encoding(line: Line) -> None:
     assert stream.decode(stream.encode(line)) == line
 
 
-def test_a_line_says_its_kind_in_lower_case() -> None:
+def test_stream_line_kind_is_lower_case() -> None:
     encoded = stream.encode(Append("run.log", 0, b"a\n", 2.0))
     assert json.loads(encoded) == {
         "kind": "append",
@@ -59,7 +59,7 @@ def test_a_line_says_its_kind_in_lower_case() -> None:
         '{"kind": "end", "returncode": "0"}',
     ],
 )
-def test_what_is_no_line_is_refused(text: str) -> None:
+def test_invalid_stream_line_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         stream.decode(text)
 
@@ -86,14 +86,14 @@ def test_what_is_no_line_is_refused(text: str) -> None:
         ("profile/p/rank-1.xplane.pb", 1, "hosts/1/profile/p/rank-1.xplane.pb"),
     ],
 )
-def test_each_file_of_a_host_has_a_place_in_the_union(
+def test_file_of_a_host_has_a_path_in_the_merged_run_folder(
     file: str, node_rank: int, place: str
 ) -> None:
     own = range(2 * node_rank, 2 * node_rank + 2)
     assert stream.path_in_union(file, node_rank, own) == place
 
 
-def test_a_stream_is_read_from_pieces_with_text_between() -> None:
+def test_stream_reader_joins_pieces_with_text_between() -> None:
     lines: list[Line] = [Append("run.log", 0, b"a\n", 2.0), End(0)]
     data = b"Warning: x\n" + b"\n".join(stream.encode(line) for line in lines)
     reader = stream.StreamReader(1 << 20)

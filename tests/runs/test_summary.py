@@ -60,7 +60,7 @@ def log(run: RunDir, *rows: dict[str, Any]) -> None:
         append_text(run.metrics, json.dumps({"rank": 0, "attempt": 0, "time": 1.0, **row}) + "\n")
 
 
-def test_where_the_time_went(run: RunDir) -> None:
+def test_time_summary_of_a_run(run: RunDir) -> None:
     pulse(run, 0, compile_nanoseconds=10**9)
     pulse(run, 1, compile_nanoseconds=3 * 10**9)
     for seconds in (1.5, 2.5):
@@ -82,7 +82,7 @@ def test_parts_that_took_no_time_are_left_out(run: RunDir) -> None:
     assert summed(run).spent == (("start", 100.0),)
 
 
-def test_an_end_before_the_training(run: RunDir) -> None:
+def test_time_summary_of_a_run_that_ends_before_training(run: RunDir) -> None:
     lines = run.events.read_text().splitlines()
     run.events.write_text("\n".join(lines[:3]) + '\n{"kind": "cut')
     spent = summed(run, state="failed", ended=1006.0).spent
@@ -102,13 +102,13 @@ def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
     assert summed(run).advice == ()
 
 
-def test_much_that_was_logged_is_not_read(run: RunDir) -> None:
+def test_metrics_file_above_the_size_limit_is_not_read(run: RunDir) -> None:
     log(run, {"step": 1, "loss": 1.0})
     assert len(summary.read_steps(run)) == 1
     assert summary.read_steps(run, most=10) == []
 
 
-def test_what_is_odd(run: RunDir) -> None:
+def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:
     log(
         run,
         {"step": 1, "loss": 1.0},
@@ -148,7 +148,7 @@ def test_what_is_odd(run: RunDir) -> None:
         (None, {"input_nanoseconds": 60 * 10**9}, ""),
     ],
 )
-def test_what_kept_the_chips_from_working_is_said_with_its_share(
+def test_advice_about_idle_chips(
     run: RunDir, duty: float | None, counts: dict[str, int], says: str
 ) -> None:
     for rank in (0, 1):

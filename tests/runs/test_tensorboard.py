@@ -52,7 +52,9 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_the_environment_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_writer_leaves_the_environment_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Importing tensorboardX sets a variable; a changed one makes kept preludes stale."""
     monkeypatch.delenv("CRC32C_SW_MODE", raising=False)
     for module in ("crc32c", "record_writer"):
@@ -110,7 +112,7 @@ def test_steps_that_come_again_count_once(tmp_path: Path) -> None:
     assert curves(tmp_path)["loss"] == [(step, 1.0 + (step >= 3)) for step in range(7)]
 
 
-def test_of_two_who_follow_a_run_one_writes_and_who_comes_later_writes_anew(
+def test_tensorboard_file_is_written_by_one_follower_at_a_time(
     tmp_path: Path,
 ) -> None:
     run, metrics = RunDir(tmp_path), [Metric(0, 1, {"loss": 1.0})]
@@ -124,7 +126,7 @@ def test_of_two_who_follow_a_run_one_writes_and_who_comes_later_writes_anew(
     assert curves(tmp_path) == {"loss": [(1, 1.0), (2, 3.0)]}
 
 
-def test_it_can_be_read_while_the_run_goes_on(
+def test_tensorboard_file_is_readable_during_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensorboard, "SETTLED", 0.0)
@@ -145,7 +147,7 @@ def test_without_metrics_there_is_no_file_and_no_thread(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_tensorboard_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     made = write(RunDir(tmp_path / "removed"), 1, [Metric(0, 1, {"loss": 1.0})])
     assert made.problem == "No such file or directory"
 
@@ -164,7 +166,7 @@ def test_a_file_on_a_full_disk_is_closed(tmp_path: Path, monkeypatch: pytest.Mon
     gc.collect()
 
 
-def test_a_library_that_does_not_fit_is_told(
+def test_tensorboard_import_error_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX.record_writer", None)

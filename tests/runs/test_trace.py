@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_a_step_of_a_tpu_is_split_into_what_ranks_and_devices_did(
+def test_profile_step_times_of_a_tpu_by_rank_and_device(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = Profile((), 5, 6)
@@ -70,7 +70,7 @@ def test_a_step_of_a_tpu_is_split_into_what_ranks_and_devices_did(
     assert [path.name for path in read if path.suffix == ".pb"] == ["rank-0.xplane.pb"]
 
 
-def test_a_rehearsal_has_no_devices_and_a_damaged_trace_none_either(run: RunDir) -> None:
+def test_profile_step_times_without_devices_or_of_a_damaged_trace(run: RunDir) -> None:
     profile = Profile((1,), 5, 6)
     folder = trace.session_of(run, profile)
     folder.mkdir(parents=True)

@@ -190,7 +190,7 @@ def test_a_file_that_is_removed_before_it_is_copied_delays_nothing(run: RunDir) 
     assert uploader._problem == ""
 
 
-def test_a_call_that_hangs_is_pending_and_not_waited_for(
+def test_upload_call_that_hangs_times_out_and_stays_pending(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = threading.Event()
@@ -276,7 +276,7 @@ def test_a_url_with_a_secret_is_refused(url: str) -> None:
     assert "secret@" not in str(refused.value)
 
 
-def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
+def test_upload_to_an_unresponsive_bucket_is_given_up_after_the_run(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end(run)
@@ -298,7 +298,7 @@ def test_a_bucket_that_never_answers_is_told_and_given_up_after_the_end(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_others_list_the_runs_read_their_logs_and_open_tensorboard(
+def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
     there: FakeBucket, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The process copies while the run is going on, and ends soon after it."""

@@ -87,7 +87,7 @@ def stops(known: FakeGcloud) -> int:
     return sum(call[3] == "stop" for call in known.calls)
 
 
-def test_it_is_taken_back_or_refused(
+def test_auto_stop_is_cancelled_or_refused(
     nb: Kernel, known: FakeGcloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = nb.run("%tpu_setup --no-warm --idle 5m", "setup")

@@ -95,7 +95,7 @@ def listen(nb: Kernel, first: Ran, *words: str) -> tuple[str, dict[str, str]]:
 
 
 class TestInTheBackground:
-    def test_waiting_has_an_end_and_the_run_goes_on(self, nb: Kernel) -> None:
+    def test_background_wait_times_out_and_the_run_continues_until_stop(self, nb: Kernel) -> None:
         train(nb, UNTIL_TOLD, "--bg --out h").good()
         at_work(nb)
         waited = nb.run("h.wait(timeout=0.2)", "wait")
@@ -112,7 +112,7 @@ class TestInTheBackground:
         assert nb.value("h.stop().reason") == "stopped with .stop()"
         assert "RunInterruptedError" in nb.run("h.wait()", "wait").traceback
 
-    def test_a_cell_waits_for_its_turn_and_can_be_interrupted(self, nb: Kernel) -> None:
+    def test_queued_cell_names_the_run_before_it_and_can_be_interrupted(self, nb: Kernel) -> None:
         train(nb, UNTIL_TOLD, "--bg --out h").good()
         at_work(nb)
         first = nb.value("h.id")
@@ -149,7 +149,9 @@ weights = [rank()] * 3
 
 
 class TestDetached:
-    def test_a_killed_kernel_and_another_that_attaches(self, nb: Kernel, tmp_path: Path) -> None:
+    def test_detached_run_survives_its_kernel_and_another_attaches(
+        self, nb: Kernel, tmp_path: Path
+    ) -> None:
         with kernel(tmp_path, "other.ipynb") as doomed:
             doomed.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
             options = "--detach --cores 2 --returns weights --name far"
@@ -196,7 +198,7 @@ class TestDetached:
         nb.run("%tpu_setup --runs runs", "setup").good()
 
     @pytest.mark.usefixtures("starts_processes")
-    def test_a_run_in_the_foreground_is_followed_from_elsewhere(self, nb: Kernel) -> None:
+    def test_attach_to_a_foreground_run_from_another_process(self, nb: Kernel) -> None:
         """By a process without a notebook, as another kernel would."""
         ran = nb.send(f"%%tpu_train\n{UNTIL_TOLD}", "train")
         at_work(nb)
@@ -227,7 +229,9 @@ class TestDetached:
             ("--detach --out r", "a detached run has no result yet; `%tpu_attach --out VAR`"),
         ],
     )
-    def test_what_is_refused(self, nb: Kernel, options: str, words: str) -> None:
+    def test_detach_and_background_options_that_are_refused(
+        self, nb: Kernel, options: str, words: str
+    ) -> None:
         before = len(list_runs(nb.folder / "runs"))
         ran = train(nb, "pass", options)
         assert ran.stderr.startswith("UsageError: %%tpu_train")

@@ -132,7 +132,7 @@ def broken_ways(run: RunDir) -> Iterator[tuple[str, Callable[[Path], object]]]:
 
 
 @pytest.mark.parametrize("file", ["spec.json", "result.json", "notebook.json"])
-def test_any_field_may_be_anything(folder: Path, file: str) -> None:
+def test_broken_json_fields_do_not_break_commands(folder: Path, file: str) -> None:
     healthy = whole(folder, "healthy")
     run = whole(folder, "broken")
     path = run.path / file
@@ -154,7 +154,7 @@ def test_any_field_may_be_anything(folder: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["events.jsonl", "metrics.jsonl"])
-def test_a_line_that_is_no_record_is_left_out_and_counted(folder: Path, file: str) -> None:
+def test_broken_metrics_and_event_lines_are_skipped_and_counted(folder: Path, file: str) -> None:
     run = whole(folder, "broken")
     path = run.path / file
     first, rest = path.read_text().split("\n", 1)
@@ -172,7 +172,7 @@ def test_a_line_that_is_no_record_is_left_out_and_counted(folder: Path, file: st
     assert compare.plot(folder=folder).axes
 
 
-def test_what_is_dated_in_the_future_has_ended_all_the_same(folder: Path) -> None:
+def test_broken_file_times_in_the_future_still_give_a_lost_run(folder: Path) -> None:
     healthy = whole(folder, "healthy")
     run = whole(folder, "future")
     run.result.unlink()

@@ -14,7 +14,7 @@ from tests.fakes.bucket import bucket
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_when_the_notebook_has_ended_its_run_is_in_the_bucket(
+def test_upload_of_a_run_to_a_bucket_is_complete_after_the_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with bucket() as there:

@@ -65,7 +65,7 @@ def code_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_file_cut_at_any_byte_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_checkpoint_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     save("old", 1)
     save({"x": torch.arange(5)}, 2)
     newest = files()[-1]
@@ -88,7 +88,7 @@ def test_a_file_cut_at_any_byte_is_not_loaded(capsys: pytest.CaptureFixture[str]
     assert loaded().step == 2
 
 
-def test_a_changed_byte_anywhere_is_seen() -> None:
+def test_checkpoint_corruption_of_any_byte_is_detected() -> None:
     save("old", 1)
     save({"x": torch.arange(5)}, 2)
     newest = files()[-1]
@@ -102,7 +102,9 @@ def test_a_changed_byte_anywhere_is_seen() -> None:
     assert loaded().state == "old"
 
 
-def test_only_broken_ones_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_returns_none_if_every_checkpoint_is_corrupt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     save("x", 1)
     files()[0].write_bytes(b"")
     assert load() is None
@@ -111,7 +113,7 @@ def test_only_broken_ones_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no older one in" in said
 
 
-def test_another_ones_content_under_its_name_is_seen() -> None:
+def test_checkpoint_with_the_content_of_another_is_not_loaded() -> None:
     save("one", 1)
     save("two", 2)
     one, two = files()
@@ -119,7 +121,7 @@ def test_another_ones_content_under_its_name_is_seen() -> None:
     assert loaded().step == 1
 
 
-def test_a_broken_one_does_not_count_among_those_kept() -> None:
+def test_corrupt_checkpoint_does_not_count_toward_the_three_kept() -> None:
     for step in (1, 2, 3):
         save(step, step)
     broken = files()[1]
@@ -131,7 +133,7 @@ def test_a_broken_one_does_not_count_among_those_kept() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 21, 22, 23, 100, 5000])
-def test_the_writer_keeps_the_bytes_in_order(size: int, tmp_path: Path) -> None:
+def test_checkpoint_writer_keeps_the_order_of_bytes(size: int, tmp_path: Path) -> None:
     data = bytes(random.Random(size).randrange(256) for _ in range(size))
     end = b"PK\x05\x06" + bytes(18)
     path = tmp_path / "file"
@@ -152,7 +154,7 @@ def test_the_writer_keeps_the_bytes_in_order(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_full_disk_leaves_the_others_intact() -> None:
+def test_full_disk_leaves_other_checkpoints_intact() -> None:
     save("first", 1)
     save("second", 2)
 
@@ -176,7 +178,7 @@ def test_a_full_disk_leaves_the_others_intact() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
-def test_no_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_error_names_size_and_free_space(monkeypatch: pytest.MonkeyPatch) -> None:
     save("first", 1)
 
     @contextlib.contextmanager
@@ -192,7 +194,7 @@ def test_no_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.__cause__.errno == errno.ENOSPC
 
 
-def test_an_interrupt_while_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_at_each_write_of_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each of the writes of a save, as torch's own code sees it."""
     save("old", 1)
     inner = format.Writer.write
@@ -220,7 +222,7 @@ def test_an_interrupt_while_writing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Between the opening of a file and `with`, an interrupt leaves the closing to Python.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_an_interrupt_at_any_moment_is_not_lost() -> None:
+def test_interrupt_at_any_moment_of_a_save_is_not_lost() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         # Python's own code there drops whatever one line raises: an interrupt comes after it.
         if frame is not None and frame.f_code is copyreg._slotnames.__code__:  # type: ignore[attr-defined]
@@ -258,7 +260,7 @@ def test_an_interrupt_at_any_moment_is_not_lost() -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_an_archive_that_an_interrupt_keeps_torch_from_closing_ends_no_process() -> None:
+def test_interrupt_while_torch_closes_its_archive_does_not_abort() -> None:
     """torch closes it when it is let go of, when the file is closed, and aborts on an error."""
 
     def interrupted(self: object, *args: object) -> None:
@@ -275,7 +277,7 @@ def test_an_archive_that_an_interrupt_keeps_torch_from_closing_ends_no_process()
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_stopped_rank_that_saves_has_saved() -> None:
+def test_save_after_an_interrupt_of_a_rank_completes() -> None:
     read, write = os.pipe()
 
     def work() -> None:
@@ -299,7 +301,7 @@ def test_a_stopped_rank_that_saves_has_saved() -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_temporary_files_of_the_dead_go_at_the_next_save() -> None:
+def test_save_removes_temporary_files_of_dead_processes() -> None:
     def dies() -> None:
         with store.LocalStore("checkpoints").write("x"):
             os._exit(0)
@@ -321,7 +323,7 @@ def test_temporary_files_of_the_dead_go_at_the_next_save() -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_readers_beside_a_writer_always_find_a_whole_one(
+def test_load_during_saves_always_finds_a_complete_checkpoint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A reader opens files that the writer is about to remove."""
@@ -344,7 +346,7 @@ def test_readers_beside_a_writer_always_find_a_whole_one(
         assert code_of(other) == 0
 
 
-def test_threads_may_save_at_once() -> None:
+def test_save_from_several_threads_at_once() -> None:
     threads = [
         threading.Thread(target=lambda number=number: [save(number, number) for _ in range(10)])
         for number in range(4)
@@ -357,7 +359,7 @@ def test_threads_may_save_at_once() -> None:
     assert not [path for path in files() if path.name.endswith(".tmp")]
 
 
-def test_old_ones_that_cannot_be_removed_do_not_end_the_training(
+def test_save_continues_if_old_checkpoints_cannot_be_removed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*args: object) -> None:

@@ -39,7 +39,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_later_run_goes_on_and_a_stopped_one_saves(driver: Driver, tmp_path: Path) -> None:
+def test_resume_in_a_later_run_and_save_on_a_stop(driver: Driver, tmp_path: Path) -> None:
     first = driver.run([PRELUDE], TRAIN, cwd=str(tmp_path))
     assert first.result.state == "succeeded", first.log
     assert len([line for line in first.log if "starts at 0 [0.0, 0.0]" in line]) == 2
@@ -72,7 +72,7 @@ def test_a_later_run_goes_on_and_a_stopped_one_saves(driver: Driver, tmp_path: P
     assert re.fullmatch(r"000001-step-7-\w{8}\.pt", left.name)
 
 
-def test_the_pages_code_runs(outside_run: Path) -> None:
+def test_checkpoint_docs_examples_run_and_resume(outside_run: Path) -> None:
     page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 2

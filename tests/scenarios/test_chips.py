@@ -39,7 +39,7 @@ TRAIN = """
 """
 
 
-def test_a_run_shows_its_chips_and_keeps_what_they_did(
+def test_chip_usage_in_top_and_in_the_run_summary(
     driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[dict[str, Any]] = []

@@ -189,7 +189,9 @@ for thread in threads[:: -1 if rank == 1 else 1]:
         ),
     ],
 )
-def test_each_is_named(driver: Driver, train: str, texts: list[str]) -> None:
+def test_deadlock_or_mismatch_error_names_ranks_and_lines(
+    driver: Driver, train: str, texts: list[str]
+) -> None:
     says(failed(driver, train), *texts)
 
 
@@ -200,19 +202,19 @@ dist.all_reduce(torch.ones(3))
 """
 
 
-def test_who_left_a_group_of_the_users_own_is_named(driver: Driver) -> None:
+def test_deadlock_in_a_gloo_group_names_the_rank_that_returned(driver: Driver) -> None:
     seen = failed(driver, GLOO + "if rank != 1:\n    dist.all_reduce(torch.ones(3))")
     says(seen, r"cell \[2\], line 6: RuntimeError: ", "rank 1 has returned from the train cell: ")
 
 
-def test_a_killed_rank_is_the_cause_in_a_group_of_the_users_own(driver: Driver) -> None:
+def test_crash_of_a_rank_is_the_cause_in_a_gloo_group(driver: Driver) -> None:
     train = GLOO + "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(3))"
     seen = failed(driver, train)
     assert seen.result.failures[0].rank == 1
     says(seen, "rank 1 .*SIGKILL")
 
 
-def test_within_a_function_that_is_launched(driver: Driver) -> None:
+def test_deadlock_inside_torch_xla_launch_counts_collectives(driver: Driver) -> None:
     train = "def main(index):\n" + indent(
         'for batch in range(5 - index):\n    xm.all_reduce("sum", [ones(3)])', "    "
     )

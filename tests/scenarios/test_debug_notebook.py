@@ -20,6 +20,6 @@ FAULTS = {
 }
 
 
-def test_the_notebook_is_saved_without_outputs() -> None:
+def test_debug_notebook_is_saved_without_outputs() -> None:
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

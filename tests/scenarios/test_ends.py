@@ -73,7 +73,7 @@ OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
     ],
     ids="_exit exec parent child SIGINT __reduce__ SIGTERM watcher excepthook descriptors".split(),
 )
-def test_a_rank_that_does_not_reach_its_end(
+def test_failure_of_a_rank_that_does_not_reach_the_end_of_the_cell(
     driver: Driver, train: str, kind: FailureKind, words: str, options: dict[str, Any]
 ) -> None:
     result = driver.run([IMPORTS], train, **options).result
@@ -84,7 +84,7 @@ def test_a_rank_that_does_not_reach_its_end(
 
 
 @pytest.mark.parametrize("ends", ["sys.exit()", "os._exit(0)"])
-def test_a_prelude_that_ends_in_every_rank(driver: Driver, ends: str) -> None:
+def test_failure_if_a_replicated_prelude_exits(driver: Driver, ends: str) -> None:
     result = driver.run([IMPORTS, ends], "print('never')", replicate="asked for").result
     assert result.state == "failed"
 
@@ -113,7 +113,7 @@ CALM = [
 ]
 
 
-def test_what_a_prelude_may_do(driver: Driver) -> None:
+def test_prelude_with_signal_and_warning_settings_is_no_failure(driver: Driver) -> None:
     """None of it is a reason to fail, and the ranks find it as it was left."""
     train = """
         assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
@@ -134,14 +134,14 @@ def test_what_a_prelude_may_do(driver: Driver) -> None:
     ]
 
 
-def test_sys_exit_is_a_good_end_that_says_where_it_was(driver: Driver) -> None:
+def test_sys_exit_succeeds_and_logs_its_line(driver: Driver) -> None:
     seen = driver.run([IMPORTS], "print('first')\nsys.exit()\nprint('never')", ranks=1)
     assert seen.result.state == "succeeded"
     told = "[0 err] cell [2], line 2: sys.exit() has ended the train cell"
     assert sorted(seen.log) == [told, "[0] first"]
 
 
-def test_a_stop_reaches_a_run_whose_fork_server_is_stopped(driver: Driver) -> None:
+def test_stop_reaches_a_run_whose_fork_server_is_suspended(driver: Driver) -> None:
     """It is made to go on: else there would never be a process to be told."""
     server = fork_server(driver.supervisor_pid)
     assert server is not None
@@ -156,7 +156,7 @@ def test_a_stop_reaches_a_run_whose_fork_server_is_stopped(driver: Driver) -> No
     assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
 
 
-def test_a_run_whose_folder_is_deleted_says_so(driver: Driver) -> None:
+def test_failure_message_if_the_run_folder_is_deleted(driver: Driver) -> None:
     train = "import os, shutil\nshutil.rmtree(os.environ['TPUNB_RUN'])\nraise ValueError('odd')"
     failure = driver.run([], train, ranks=1).result.failure
     assert failure is not None

@@ -37,9 +37,7 @@ def small_group() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_rank_that_the_kernel_has_killed_for_its_memory(
-    driver: Driver, small_group: Path
-) -> None:
+def test_crash_of_a_rank_killed_by_the_oom_killer(driver: Driver, small_group: Path) -> None:
     train = f"""
         import os
         if os.environ["RANK"] == "1":
@@ -57,7 +55,7 @@ def test_a_rank_that_the_kernel_has_killed_for_its_memory(
     assert 100e6 < seen.result.peak_memory[1] < 2e9
 
 
-def test_a_rank_that_somebody_has_killed(driver: Driver) -> None:
+def test_crash_of_a_rank_killed_by_an_unknown_sender(driver: Driver) -> None:
     seen = driver.run([], "import os\nos.kill(os.getpid(), 9)", ranks=1)
     failure = seen.result.failure
     assert failure is not None
@@ -65,7 +63,7 @@ def test_a_rank_that_somebody_has_killed(driver: Driver) -> None:
     assert "MB of " in failure.message or "GB of " in failure.message
 
 
-def test_every_rank_s_peak_is_kept(driver: Driver) -> None:
+def test_memory_peak_of_every_rank_is_in_the_result(driver: Driver) -> None:
     seen = driver.run(
         [], "import os\nx = b'1' * (400_000_000 if os.environ['RANK'] == '1' else 1)", ranks=2
     )
@@ -96,7 +94,9 @@ def test_every_rank_s_peak_is_kept(driver: Driver) -> None:
     ],
     ids=["glog", "glibc", "silent"],
 )
-def test_native_code_s_last_words(driver: Driver, dies: str, said: str) -> None:
+def test_crash_message_contains_the_last_output_of_native_code(
+    driver: Driver, dies: str, said: str
+) -> None:
     seen = driver.run([], f"import os\n{dies}", ranks=1)
     assert seen.result.failure is not None
     assert seen.result.failure.message == said
@@ -134,7 +134,7 @@ value = 3
 """
 
 
-def test_a_disk_that_is_full_for_a_moment_costs_nothing(driver: Driver, small_disk: Path) -> None:
+def test_full_disk_for_a_moment_loses_no_metrics(driver: Driver, small_disk: Path) -> None:
     other = Driver(small_disk)
     other.launcher = driver.launcher
     seen = other.run([], FULL_FOR_A_MOMENT, returns=("value",), cwd=str(small_disk))
@@ -143,7 +143,9 @@ def test_a_disk_that_is_full_for_a_moment_costs_nothing(driver: Driver, small_di
     assert sorted(steps) == [(rank, step) for rank in (0, 1) for step in range(60)]
 
 
-def test_a_full_disk(driver: Driver, small_disk: Path) -> None:
+def test_full_disk_failure_names_the_cause_and_keeps_what_was_written(
+    driver: Driver, small_disk: Path
+) -> None:
     """Who fills it fails, says why, and nothing that was written before is lost."""
     other = Driver(small_disk)
     other.launcher = driver.launcher
@@ -174,7 +176,7 @@ def test_a_full_disk(driver: Driver, small_disk: Path) -> None:
     assert driver.run([], "print('next')").result.state == "succeeded"
 
 
-def test_room_is_kept_for_what_must_be_written(small_disk: Path) -> None:
+def test_full_disk_still_has_reserved_blocks_for_important_files(small_disk: Path) -> None:
     kept, other = small_disk / "kept.json", small_disk / "other.json"
     files.reserve_blocks(kept)
     files.reserve_blocks(small_disk / "lines", appended=True)
@@ -188,12 +190,12 @@ def test_room_is_kept_for_what_must_be_written(small_disk: Path) -> None:
     assert (small_disk / "lines").read_text() == "c" * 50_000
 
 
-def test_the_limit_in_words() -> None:
+def test_memory_limit_description() -> None:
     assert memory.describe_memory_limit().endswith((" GB", " MB"))
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_nobody_was_killed_for_memory_yet() -> None:
+def test_oom_detector_without_an_oom_kill() -> None:
     watch = memory.OomDetector()
     child = subprocess.Popen(["sleep", "100"])
     child.kill()
@@ -202,7 +204,7 @@ def test_nobody_was_killed_for_memory_yet() -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_another_process_was_killed_for_its_memory(small_group: Path) -> None:
+def test_oom_detector_after_an_oom_kill_of_another_process(small_group: Path) -> None:
     watch = memory.OomDetector()
     eats = f"""
         import os

@@ -137,7 +137,7 @@ def mirrors(entry: Path, run: RunDir) -> bool:
     return str(run.path).encode() in words and any(b"mirror.main()" in word for word in words)
 
 
-def test_a_train_cell_runs_in_the_cluster(project: Project) -> None:
+def test_train_cell_on_gke_asks_about_cost_and_is_interrupted(project: Project) -> None:
     project.cluster.set_queue("team", quota=16)
     project.set_place(queue="team", ask_above=1.0)
     with kernel(project.folder, "nb.ipynb", **project.variables) as nb:

@@ -33,7 +33,7 @@ def stacks(folder: Path, rank: int) -> str:
     return (folder / "attempts" / "0" / str(rank) / "stacks.txt").read_text()
 
 
-def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
+def test_hang_names_the_waiting_ranks_and_the_missing_rank(driver: Driver) -> None:
     seen = driver.run([], LOOP.format(one="time.sleep(1000)"), ranks=3, hang_timeout=6.0, grace=1.0)
     result = seen.result
     assert (result.state, result.returncode) == ("hung", 124)
@@ -57,7 +57,7 @@ def test_who_waits_where_and_who_is_elsewhere(driver: Driver) -> None:
     assert driver.run([], "print('next')").result.state == "succeeded"
 
 
-def test_ranks_in_c_code_are_seen_and_ended(driver: Driver) -> None:
+def test_hang_in_c_code_is_located_and_ended(driver: Driver) -> None:
     # It holds the interpreter's lock, so that no Python of this process runs any more.
     waits = (
         "import ctypes\nlock = ctypes.PyDLL(None).pthread_mutex_lock\n"
@@ -68,7 +68,7 @@ def test_ranks_in_c_code_are_seen_and_ended(driver: Driver) -> None:
     assert "ranks 0, 1: at cell [1], line 5: lock(mutex)" in seen.result.explain()
 
 
-def test_a_stopped_rank_is_named(driver: Driver) -> None:
+def test_hang_names_a_rank_suspended_by_sigstop(driver: Driver) -> None:
     def stop(run: object) -> None:
         os.kill(pids[1], signal.SIGSTOP)
 

@@ -134,7 +134,7 @@ class Page:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
+def test_panel_click_is_handled_while_the_cell_runs_in_cell_order(
     fails: bool, tmp_path: Path
 ) -> None:
     run = made(tmp_path, "x")
@@ -174,7 +174,7 @@ def test_a_click_is_heard_while_the_cell_runs_and_cells_keep_their_order(
         assert order == [click, watch.message, below[0].message]
 
 
-def test_who_attaches_has_the_panel_below_the_card_and_may_leave(tmp_path: Path) -> None:
+def test_panel_after_attach_and_leaving_with_an_interrupt(tmp_path: Path) -> None:
     run = made(tmp_path / "runs", "far")
     stdout = run.attempt(0, 1) / "stdout.log"
     stdout.parent.mkdir(parents=True)

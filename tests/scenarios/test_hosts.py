@@ -66,7 +66,7 @@ def make(pod: Pod, tmp_path: Path) -> Iterator[Make]:
     assert not any(left), "processes are left on hosts"
 
 
-def test_all_hosts_run_the_same_cell_and_know_who_they_are(make: Make) -> None:
+def test_hosts_run_the_same_cell_with_their_own_ranks(make: Make) -> None:
     run = make(
         "import os\n"
         "print(*(os.environ[name] for name in ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'SECRET']))",
@@ -92,7 +92,7 @@ def test_all_hosts_run_the_same_cell_and_know_who_they_are(make: Make) -> None:
         assert set(os.listdir(node.folder / "attempts" / "0")) == own
 
 
-def test_a_rank_that_fails_ends_all_hosts_and_is_named_with_its_host(make: Make) -> None:
+def test_failure_of_a_rank_stops_all_hosts_and_names_the_host(make: Make) -> None:
     run = make(
         "import os, time\n"
         "if os.environ['RANK'] == '2':\n"
@@ -111,7 +111,7 @@ def test_a_rank_that_fails_ends_all_hosts_and_is_named_with_its_host(make: Make)
     assert replace(run.nodes[1].result(), dir=result.dir) == result
 
 
-def test_all_hosts_start_again_together(make: Make) -> None:
+def test_retry_restarts_all_hosts_together(make: Make) -> None:
     """Also one whose ranks had finished, which then waits for the others."""
     run = make(
         "import os, time\n"
@@ -148,7 +148,7 @@ def test_a_stop_at_any_host_stops_all(make: Make, asked: int) -> None:
         assert result.failures == ()
 
 
-def test_stopped_twice_no_host_waits_for_the_grace_period(make: Make) -> None:
+def test_second_stop_skips_the_grace_period_on_all_hosts(make: Make) -> None:
     run = make(SLOW_TO_END, grace=500.0)
     run.start_all()
     run.await_lines("begun")
@@ -158,7 +158,7 @@ def test_stopped_twice_no_host_waits_for_the_grace_period(make: Make) -> None:
     assert run.wait() == [130, 130]
 
 
-def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> None:
+def test_lost_host_ends_the_run_and_is_named(make: Make, pod: Pod) -> None:
     run = make(GO_ON, count=3)
     run.start_all()
     run.await_lines("begun")
@@ -171,7 +171,7 @@ def test_a_host_that_dies_ends_the_run_and_is_named(make: Make, pod: Pod) -> Non
         assert failure.headline().startswith("host h2 was lost")
 
 
-def test_the_supervisor_that_leads_is_killed(make: Make) -> None:
+def test_crash_of_the_supervisor_on_host_0(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
     run.await_lines("begun")
@@ -187,7 +187,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_host_0_never_comes(make: Make) -> None:
+def test_timeout_if_host_0_is_never_reachable(make: Make) -> None:
     run = make("print('done')")
     run.start(1, "--patience", "2s")
     assert run.wait() == [1]
@@ -198,7 +198,7 @@ def test_host_0_never_comes(make: Make) -> None:
     )
 
 
-def test_whoever_started_it_is_gone(make: Make) -> None:
+def test_stop_of_all_hosts_when_the_starting_kernel_has_gone(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
     run.await_lines("begun")
@@ -212,7 +212,7 @@ def test_whoever_started_it_is_gone(make: Make) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) -> None:
+def test_stop_of_a_host_before_it_has_connected(make: Make, number: int) -> None:
     run = make(GO_ON)
     node = run.start(number, "--patience", "500s")
     until(lambda: "ordered" in node.text("supervisor.log"))
@@ -220,7 +220,7 @@ def test_a_host_is_stopped_before_it_has_met_any_other(make: Make, number: int) 
     assert run.wait() == [130]
 
 
-def test_a_host_that_cannot_look_itself_up(make: Make, pod: Pod) -> None:
+def test_hosts_that_cannot_resolve_their_own_names(make: Make, pod: Pod) -> None:
     names = {"localhost": "127.0.0.1", **{host.name: host.address for host in pod.hosts}}
     run = make("print('done')")
     for host in run.hosts:
@@ -233,7 +233,7 @@ def test_a_host_that_cannot_look_itself_up(make: Make, pod: Pod) -> None:
             host.know(names)
 
 
-def test_host_0_listens_on_the_address_that_is_used_alone(make: Make, pod: Pod) -> None:
+def test_host_0_listens_on_one_address_only(make: Make, pod: Pod) -> None:
     run = make(GO_ON)
     run.start_all()
     run.await_lines("begun")
@@ -245,7 +245,7 @@ def test_host_0_listens_on_the_address_that_is_used_alone(make: Make, pod: Pod) 
     run.wait()
 
 
-def test_a_container_that_finds_out_by_itself_prints_it(make: Make, pod: Pod) -> None:
+def test_node_rank_is_detected_from_tpu_worker_variables(make: Make, pod: Pod) -> None:
     run = make("print('done')")
     key = Path(run.spec.cwd, "key")
     key.write_text(run.key)

@@ -113,7 +113,7 @@ def waiting(path: Path) -> str:
     return WAIT.format(go=path)
 
 
-def test_a_train_cell_runs_there(kaggle: KaggleProject, nb: Kernel) -> None:
+def test_train_cell_on_kaggle(kaggle: KaggleProject, nb: Kernel) -> None:
     write = "import os\nopen('submission.csv', 'w').close()"
     ran = train(nb, f"{write}\nprint('rank', os.environ['RANK'])").good()
     assert re.findall(r"^\[kaggle/3\] rank 3$", ran.stdout, re.MULTILINE)
@@ -137,7 +137,7 @@ def test_a_train_cell_runs_there(kaggle: KaggleProject, nb: Kernel) -> None:
     assert "tpunb~" not in output.data["text/plain"]
 
 
-def test_a_failure_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -> None:
+def test_failure_on_kaggle_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -> None:
     ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
     assert re.search(r"rank 3 failed in cell \[\d+\], line 4: ValueError: bad", ran.screen())
     assert result(kaggle).state is RunState.FAILED

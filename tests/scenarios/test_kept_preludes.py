@@ -69,7 +69,7 @@ def notes(seen: Seen) -> str:
     return "\n".join(note.text for note in seen.of(Note))
 
 
-def test_nothing_runs_again_while_nothing_has_changed(notebook: Notebook) -> None:
+def test_kept_prelude_is_reused_while_no_cell_has_changed(notebook: Notebook) -> None:
     first, executed = notebook.run()
     assert executed == [0, 1, 2, 3]
     assert "kept for the next run: cells [1] to [4]" in notes(first)
@@ -81,7 +81,7 @@ def test_nothing_runs_again_while_nothing_has_changed(notebook: Notebook) -> Non
     assert executed == []
 
 
-def test_a_shorter_prelude_begins_in_the_middle_of_a_longer_one(notebook: Notebook) -> None:
+def test_kept_prelude_serves_a_shorter_prelude(notebook: Notebook) -> None:
     notebook.run()
     whole = notebook.cells, notebook.numbers, notebook.ids
     notebook.cells, notebook.numbers, notebook.ids = (each[:2] for each in whole)
@@ -92,7 +92,7 @@ def test_a_shorter_prelude_begins_in_the_middle_of_a_longer_one(notebook: Notebo
     assert notebook.run()[1] == []
 
 
-def test_errors_are_in_the_cell_that_was_kept(notebook: Notebook) -> None:
+def test_failure_in_a_kept_prelude_cell_names_cell_and_line(notebook: Notebook) -> None:
     notebook.cells[1] = "\ndef fail():\n    raise ValueError('here')"
     notebook.run()
     notebook.cells[3] = "\n\nstate[3] = 'longer'"
@@ -117,7 +117,7 @@ print(random.random(), torch.rand(1).item(), numpy.random.rand())
 """
 
 
-def test_what_ranks_change_is_gone_with_them(notebook: Notebook, tmp_path: Path) -> None:
+def test_kept_prelude_is_unchanged_by_ranks(notebook: Notebook, tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(b"abcdef")
     notebook.cells[1] = "import os\nstate['list'] = []\nos.environ['MINE'] = 'prelude'"
     notebook.cells[2] = "data = open('data.bin', 'rb', buffering=0)\ndata.read(2)"
@@ -147,7 +147,9 @@ if os.environ['RANK'] == '0':
     ],
     ids=["process", "socket", "pipe", "file", "shared tensor", "shared value", "mapping"],
 )
-def test_what_runs_would_share_is_made_anew(notebook: Notebook, cell: str, told: str) -> None:
+def test_prelude_cell_with_resources_that_forks_share_reruns(
+    notebook: Notebook, cell: str, told: str
+) -> None:
     notebook.cells[2] = cell
     notebook.run()
     seen, executed = notebook.run()
@@ -156,7 +158,7 @@ def test_what_runs_would_share_is_made_anew(notebook: Notebook, cell: str, told:
     assert left_below(notebook.driver.supervisor_pid) == []
 
 
-def test_a_temporary_folder_that_ranks_remove_is_made_anew(notebook: Notebook) -> None:
+def test_prelude_reruns_if_ranks_remove_its_temporary_folder(notebook: Notebook) -> None:
     notebook.cells[2] = """
         import os, tempfile
         folder = tempfile.TemporaryDirectory()
@@ -169,7 +171,7 @@ def test_a_temporary_folder_that_ranks_remove_is_made_anew(notebook: Notebook) -
     assert executed == [0, 1, 2, 3]
 
 
-def test_a_cell_that_fails_leaves_those_above(notebook: Notebook) -> None:
+def test_kept_prelude_survives_a_failed_cell_below(notebook: Notebook) -> None:
     notebook.cells[2] = "1 / 0"
     seen, executed = notebook.run()
     assert (executed, seen.result.state) == ([0, 1, 2], "failed")
@@ -178,7 +180,7 @@ def test_a_cell_that_fails_leaves_those_above(notebook: Notebook) -> None:
     assert (executed, seen.result.state) == ([2, 3], "succeeded")
 
 
-def test_a_stop_ends_the_run_and_not_what_was_kept(notebook: Notebook) -> None:
+def test_stop_does_not_end_kept_preludes(notebook: Notebook) -> None:
     notebook.run()
     seen, _ = notebook.run(
         "print('there', flush=True)\nimport time\ntime.sleep(600)",
@@ -204,7 +206,7 @@ def kept_processes(driver: Driver) -> list[processes.Process]:
     return sorted(waiting, key=lambda process: process.started)
 
 
-def test_the_first_that_goes_when_memory_runs_out(notebook: Notebook) -> None:
+def test_kept_preludes_are_killed_first_when_memory_runs_out(notebook: Notebook) -> None:
     notebook.run()
     kept = kept_processes(notebook.driver)
     assert len(kept) == 4
@@ -232,7 +234,7 @@ def wait_for(notebook: Notebook, words: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_prelude_that_has_run_ahead(notebook: Notebook) -> None:
+def test_prelude_run_ahead_of_the_train_cell_is_used(notebook: Notebook) -> None:
     notebook.cells[1] = "import os\nstate[1] = os.sched_getscheduler(0) in (3, 5)"
     run_ahead(notebook)
     wait_for(notebook, 4)
@@ -243,7 +245,7 @@ def test_a_prelude_that_has_run_ahead(notebook: Notebook) -> None:
     assert seen.log == ["[0] 0", "[0] [(0, 'a'), (1, True), (2, 'a'), (3, 'a')]"]
 
 
-def test_a_prelude_that_runs_ahead_goes_on_with_the_next_cell(notebook: Notebook) -> None:
+def test_prelude_run_ahead_continues_with_the_next_cell(notebook: Notebook) -> None:
     whole = notebook.cells, notebook.numbers, notebook.ids
     notebook.cells[1] = "import time\ntime.sleep(1.5)"
     for count in (2, 3, 4):
@@ -256,7 +258,7 @@ def test_a_prelude_that_runs_ahead_goes_on_with_the_next_cell(notebook: Notebook
     assert notebook.log.read_text().split() == ["0", "1", "2", "3"]
 
 
-def test_a_run_does_not_wait_for_a_prelude_that_runs_ahead(notebook: Notebook) -> None:
+def test_prelude_run_ahead_does_not_delay_a_run(notebook: Notebook) -> None:
     notebook.cells[2] = "import time, os\ntime.sleep(600 if os.sched_getscheduler(0) else 0)"
     before = set(kept_processes(notebook.driver))
     run_ahead(notebook)

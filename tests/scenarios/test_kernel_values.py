@@ -48,7 +48,7 @@ def last(nb: Kernel) -> RunDir:
     return list_runs(nb.folder / "runs")[-1]
 
 
-def test_nothing_is_said_where_nothing_differs(nb: Kernel) -> None:
+def test_kernel_values_without_a_difference_print_no_note(nb: Kernel) -> None:
     ran = train(nb, SHOW).good()
     assert "[0] 0.01 8 1.0 4.0" in ran.stdout
     assert "kernel" not in ran.stdout
@@ -56,7 +56,7 @@ def test_nothing_is_said_where_nothing_differs(nb: Kernel) -> None:
     assert last(nb).kernel_values.stat().st_mode & 0o077 == 0
 
 
-def test_a_line_of_an_error_below_the_parameters(nb: Kernel) -> None:
+def test_failure_line_number_with_injected_kernel_values(nb: Kernel) -> None:
     train(nb, "pass").good()
     nb.run("lr = 0.1", "below").good()
     ran = train(nb, "print(lr)\n1 / 0")
@@ -64,7 +64,7 @@ def test_a_line_of_an_error_below_the_parameters(nb: Kernel) -> None:
     assert "❯    3  1 / 0" in ran.status
 
 
-def test_a_name_that_only_a_skipped_cell_makes(nb: Kernel) -> None:
+def test_kernel_value_of_a_skipped_cell_is_used(nb: Kernel) -> None:
     nb.run("# tpu: skip\nsteps = 7", "below").good()
     ran = train(nb, "print('steps', steps)").good()
     assert "steps 7" in ran.stdout
@@ -74,7 +74,7 @@ def test_a_name_that_only_a_skipped_cell_makes(nb: Kernel) -> None:
 
 
 @pytest.mark.parametrize("options", ["", "--replicate"])
-def test_cells_that_can_run_only_once(nb: Kernel, options: str) -> None:
+def test_replay_of_cells_that_can_run_only_once(nb: Kernel, options: str) -> None:
     """Each finds what it found in the kernel, or its work done; the train cell finds neither."""
     name = f"ONCE{len(options)}"
     nb.run(f"# tpu: skip\nos.environ[{name!r}] = 'here'", "skipped").good()

@@ -44,7 +44,7 @@ def train_cell(nb: Kernel) -> str:
     return "\n".join(lines[block.first - 1 : block.last]).strip()
 
 
-def test_a_loop_in_the_cell_that_defines_the_function(nb: Kernel) -> None:
+def test_launch_in_a_loop_in_the_cell_that_defines_the_function(nb: Kernel) -> None:
     ran = cell(
         nb,
         """
@@ -69,7 +69,7 @@ def test_a_loop_in_the_cell_that_defines_the_function(nb: Kernel) -> None:
     assert nb.value("tpunb.last_run.returns") == {"value": 0.5}
 
 
-def test_arguments_that_are_no_literals_and_names_of_the_prelude(nb: Kernel) -> None:
+def test_launch_with_tensor_and_object_arguments(nb: Kernel) -> None:
     cell(
         nb,
         """
@@ -97,7 +97,7 @@ def test_arguments_that_are_no_literals_and_names_of_the_prelude(nb: Kernel) -> 
     assert last_run(nb).id.endswith("-by-file")
 
 
-def test_an_error_names_the_cell_of_the_function_and_the_call(nb: Kernel) -> None:
+def test_failure_names_the_cells_of_the_function_and_of_the_call(nb: Kernel) -> None:
     defined = cell(nb, "def divide(x):\n    y = 1\n    return y / x", "above").good()
     failed = cell(nb, "ok = 1\n\n%time tpunb.launch(divide, args=(0,), cores=2)")
     here, there = failed.number, defined.number
@@ -110,7 +110,7 @@ def test_an_error_names_the_cell_of_the_function_and_the_call(nb: Kernel) -> Non
     assert "failed" in kept.shown
 
 
-def test_an_interrupt_stops_the_run_and_leaves_the_loop(nb: Kernel) -> None:
+def test_interrupt_stops_the_launch_and_the_loop(nb: Kernel) -> None:
     ran = nb.send(
         dedent(
             """
@@ -138,7 +138,7 @@ def test_an_interrupt_stops_the_run_and_leaves_the_loop(nb: Kernel) -> None:
     assert not nb.working()
 
 
-def test_what_a_function_returns_that_cannot_be_pickled(nb: Kernel) -> None:
+def test_returns_of_a_launch_that_cannot_be_pickled(nb: Kernel) -> None:
     ran = cell(
         nb,
         """
@@ -164,19 +164,19 @@ def test_what_a_function_returns_that_cannot_be_pickled(nb: Kernel) -> None:
         ("tpunb.launch(late)\ndef late(): pass", "NameError"),
     ],
 )
-def test_what_is_refused_starts_nothing(nb: Kernel, source: str, words: str) -> None:
+def test_launch_that_is_refused_starts_nothing(nb: Kernel, source: str, words: str) -> None:
     before = os.listdir(nb.folder / "runs")
     assert words in cell(nb, source).traceback
     assert os.listdir(nb.folder / "runs") == before
 
 
-def test_a_wrong_option(nb: Kernel) -> None:
+def test_launch_with_a_wrong_option(nb: Kernel) -> None:
     ran = cell(nb, "tpunb.launch(len, ('x',), cores='many')")
     assert "tpunb.launch(cores=): 'many' is not a number of cores" in ran.stderr
     assert "unexpected keyword argument 'core'" in cell(nb, "tpunb.launch(len, core=1)").traceback
 
 
-def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
+def test_launch_in_a_thread_is_refused(nb: Kernel) -> None:
     ran = cell(
         nb,
         """
@@ -197,7 +197,7 @@ def test_a_thread_is_not_a_cell(nb: Kernel) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_the_exported_script_calls_the_function_on_every_rank(nb: Kernel) -> None:
+def test_launch_in_an_exported_script_runs_on_every_rank(nb: Kernel) -> None:
     cell(
         nb,
         """

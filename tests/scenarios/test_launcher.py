@@ -50,7 +50,7 @@ def said(seen: Seen, text: str) -> bool:
 
 
 class TestThatWorks:
-    def test_every_rank_runs_the_cell_with_the_prelude_s_objects(self, driver: Driver) -> None:
+    def test_ranks_run_the_cell_with_the_objects_of_the_prelude(self, driver: Driver) -> None:
         seen = driver.run(
             ["import os\nvalue = [41]", "value.append(1)\nprint('prelude', os.getpid())"],
             "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sum(value))",
@@ -64,13 +64,13 @@ class TestThatWorks:
         assert sum(line.startswith("[prelude] prelude") for line in seen.log) == 1
 
     @pytest.mark.parametrize("replicate", [None, "asked"])
-    def test_what_the_script_s_header_defines_is_there(
+    def test_script_header_names_exist_in_prelude_and_ranks(
         self, driver: Driver, replicate: str | None
     ) -> None:
         seen = driver.run(["by = made_by"], "print(by, made_by)", replicate=replicate)
         assert sorted(seen.log) == ["[0] hand hand", "[1] hand hand"]
 
-    def test_events_tell_the_story_in_order(self, driver: Driver) -> None:
+    def test_events_of_a_run_are_in_order(self, driver: Driver) -> None:
         seen = driver.run(["a = 1"], "print(a)")
         assert [phase.text for phase in seen.of(Phase)] == [
             "prelude, cell 1 of 1 [1]",
@@ -80,7 +80,7 @@ class TestThatWorks:
         assert {end.rank: end.exitcode for end in seen.of(RankEnded)} == {0: 0, 1: 0}
         assert seen.events[-1] == Ended(RunState.SUCCEEDED, seen.events[-1].time)  # type: ignore[union-attr]
 
-    def test_torchrun_s_environment_is_there(self, driver: Driver) -> None:
+    def test_torchrun_environment_variables_are_set(self, driver: Driver) -> None:
         names = (
             "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE "
             "GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT "
@@ -90,7 +90,9 @@ class TestThatWorks:
         seen = driver.run([], f"import os\nprint([n for n in {names} if not os.environ.get(n)])")
         assert sorted(seen.log) == ["[0] []", "[1] []"]
 
-    def test_main_is_that_of_a_script_run_alone(self, driver: Driver, tmp_path: Path) -> None:
+    def test_main_module_is_like_that_of_a_plain_script(
+        self, driver: Driver, tmp_path: Path
+    ) -> None:
         seen = driver.run(
             [
                 "from __future__ import annotations",
@@ -113,7 +115,7 @@ class TestThatWorks:
             f"[0] True True True {tmp_path}",
         ]
 
-    def test_handlers_that_the_prelude_sets_hold_in_ranks(self, driver: Driver) -> None:
+    def test_signal_handlers_of_the_prelude_stay_in_ranks(self, driver: Driver) -> None:
         seen = driver.run(
             ["import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('got it'))"],
             "os.kill(os.getpid(), signal.SIGUSR1)",
@@ -121,7 +123,7 @@ class TestThatWorks:
         )
         assert seen.log == ["[0] got it"]
 
-    def test_seeds_are_the_same_in_all_ranks(self, driver: Driver) -> None:
+    def test_random_seeds_are_the_same_in_all_ranks(self, driver: Driver) -> None:
         draw = "(torch.rand(1).item(), numpy.random.rand(), random.random())"
         seen = driver.run(
             ["import random, numpy, torch\ntorch.manual_seed(3)"], f"print({draw})", ranks=3
@@ -129,7 +131,7 @@ class TestThatWorks:
         assert len({line.partition("] ")[2] for line in seen.log}) == 1
         assert len(seen.log) == 3
 
-    def test_lines_are_seen_while_the_rank_goes_on(self, driver: Driver) -> None:
+    def test_log_lines_appear_while_the_rank_runs(self, driver: Driver) -> None:
         seen = driver.run(
             ["import time"],
             "try:\n    print('first')\n    time.sleep(600)\nfinally:\n    print('part', end='')",
@@ -140,7 +142,7 @@ class TestThatWorks:
         assert seen.result.state == "interrupted"
         assert seen.log == ["[0] first", "[0] part"]
 
-    def test_threads_and_exit_handlers_of_a_rank_are_waited_for(self, driver: Driver) -> None:
+    def test_rank_end_waits_for_threads_and_exit_handlers(self, driver: Driver) -> None:
         seen = driver.run(
             ["import atexit, threading, time"],
             """
@@ -151,7 +153,7 @@ class TestThatWorks:
         )
         assert seen.log == ["[0] thread", "[0] exit handler"]
 
-    def test_dataloader_workers_work_in_ranks(self, driver: Driver) -> None:
+    def test_dataloader_workers_run_in_ranks(self, driver: Driver) -> None:
         seen = driver.run(
             [
                 """
@@ -198,7 +200,7 @@ class TestThatWorks:
         text = "".join(output.text for output in seen.of(Output) if output.rank == 2)
         assert text == "".join(f"2 {i}\n" for i in range(25_000))
 
-    def test_bytes_that_are_not_utf8_and_a_very_long_line(self, driver: Driver) -> None:
+    def test_log_with_invalid_utf8_and_a_very_long_line(self, driver: Driver) -> None:
         seen = driver.run(
             ["import os"], "os.write(1, b'\\xff\\n')\nprint('x' * 3_000_000)", ranks=1
         )
@@ -215,13 +217,13 @@ class TestReplicate:
         assert seen.result.state == "succeeded", seen.result.explain()
         return seen
 
-    def test_a_prelude_that_forks_well_is_not_replicated(self, driver: Driver) -> None:
+    def test_prelude_with_torch_is_forked_and_not_replicated(self, driver: Driver) -> None:
         seen = self.run(
             driver, "import torch\nok = (torch.rand(500, 500) @ torch.rand(500, 500)).shape"
         )
         assert not seen.result.replicated
 
-    def test_libraries_with_threads_of_their_own_are_forked_after(self, driver: Driver) -> None:
+    def test_fork_after_libraries_with_background_threads(self, driver: Driver) -> None:
         """Arrow's pools and jemalloc's thread survive, tqdm's monitor is ended."""
         seen = self.run(
             driver,
@@ -242,7 +244,7 @@ class TestReplicate:
         assert not seen.result.replicated
         assert sorted(seen.log) == [f"[{rank}] trained True" for rank in range(2)]
 
-    def test_the_prelude_has_all_processors(self, driver: Driver) -> None:
+    def test_prelude_uses_all_processors_and_ranks_share_them(self, driver: Driver) -> None:
         threads = "{library['num_threads'] for library in threadpool_info()}"
         seen = self.run(
             driver,
@@ -259,7 +261,7 @@ class TestReplicate:
         expected = f"{{{count}}} {share} {{{share}}} {share}"
         assert sorted(seen.log) == [f"[{rank}] {expected}" for rank in range(2)]
 
-    def test_backward_pass(self, driver: Driver) -> None:
+    def test_replicate_after_a_backward_pass_in_the_prelude(self, driver: Driver) -> None:
         prelude = """
         import torch
         w = torch.ones(3, requires_grad=True)
@@ -281,7 +283,7 @@ class TestReplicate:
         assert again.result.replicated
         assert not [phase for phase in again.of(Phase) if "prelude, cell" in phase.text]
 
-    def test_xla_device(self, driver: Driver) -> None:
+    def test_replicate_after_an_xla_device_in_the_prelude(self, driver: Driver) -> None:
         seen = self.run(
             driver,
             "import torch, torch_xla\nok = torch.ones(2, device=torch_xla.device()).sum().item()",
@@ -289,7 +291,7 @@ class TestReplicate:
         assert seen.result.replicated
         assert said(seen, "cell [2] uses an XLA device")
 
-    def test_threads_of_its_own(self, driver: Driver) -> None:
+    def test_replicate_after_a_thread_started_by_the_prelude(self, driver: Driver) -> None:
         seen = self.run(
             driver,
             """
@@ -301,7 +303,7 @@ class TestReplicate:
         assert seen.result.replicated
         assert said(seen, "cell [2] leaves a thread running")
 
-    def test_many_threads_of_torch(self, driver: Driver) -> None:
+    def test_fork_after_torch_used_many_threads(self, driver: Driver) -> None:
         seen = self.run(
             driver,
             """
@@ -313,7 +315,7 @@ class TestReplicate:
         )
         assert not seen.result.replicated
 
-    def test_boosting_of_scikit_learn_is_forked_after(self, driver: Driver) -> None:
+    def test_fork_after_scikit_learn_boosting(self, driver: Driver) -> None:
         pytest.importorskip("sklearn")
         fit = "HistGradientBoostingClassifier(max_iter=3).fit(x, y).score(x, y)"
         seen = self.run(
@@ -329,7 +331,7 @@ class TestReplicate:
         assert not seen.result.replicated
         assert sorted(seen.log) == ["[0] trained True", "[1] trained True"]
 
-    def test_asked_for(self, driver: Driver) -> None:
+    def test_replicate_option_runs_the_prelude_in_every_rank(self, driver: Driver) -> None:
         seen = driver.run(
             ["import os\nprint('prelude of', os.environ['RANK'])"],
             "print('trained')",
@@ -353,7 +355,7 @@ class TestFailures:
         assert below(driver) == []
         assert driver.run(["a = 1"], "print(a)").result.state == "succeeded"
 
-    def test_exception_in_one_rank_while_others_are_busy(self, driver: Driver) -> None:
+    def test_exception_in_one_rank_stops_the_others(self, driver: Driver) -> None:
         seen = driver.run(
             ["import os, time\ndef check(n):\n    raise ValueError(f'got {n}')"],
             "if os.environ['RANK'] == '2':\n    check(17)\ntime.sleep(600)",
@@ -377,7 +379,7 @@ class TestFailures:
         assert "[2 err] ValueError: got 17" in seen.log
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
 
-    def test_the_same_exception_everywhere_is_told_once(self, driver: Driver) -> None:
+    def test_same_exception_in_all_ranks_is_shown_once(self, driver: Driver) -> None:
         result = driver.run(["x = {}"], "x['a']", ranks=4).result
         assert len(result.failures) >= 1
         text = result.explain()
@@ -400,7 +402,7 @@ class TestFailures:
         assert "direct cause" in failure.traceback
         assert failure.traceback.index("line 2") < failure.traceback.index("line 4")
 
-    def test_a_collective_that_does_not_fit_names_cells_and_lines(self, driver: Driver) -> None:
+    def test_collective_mismatch_names_cells_and_lines(self, driver: Driver) -> None:
         result = driver.run(
             ["import os, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
             """
@@ -416,7 +418,9 @@ class TestFailures:
         assert "cell [2], line 4: xm.all_reduce('sum', [x])" in result.failure.message
 
     @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(5)", "raise ValueError"])
-    def test_the_rank_that_left_a_collective_is_the_cause(self, driver: Driver, end: str) -> None:
+    def test_collective_left_by_a_rank_names_that_rank_as_the_cause(
+        self, driver: Driver, end: str
+    ) -> None:
         result = driver.run(
             ["import os, time, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
             f"""
@@ -433,7 +437,7 @@ class TestFailures:
         assert result.failure.rank == 1
         assert {failure.type for failure in result.failures[1:]} <= {"PeerLostError"}
 
-    def test_os_exit(self, driver: Driver) -> None:
+    def test_os_exit_of_a_rank_is_a_failure(self, driver: Driver) -> None:
         failure = driver.run(
             ["import os, time"], "os._exit(3) if os.environ['RANK'] == '1' else time.sleep(600)"
         ).result.failure
@@ -442,7 +446,9 @@ class TestFailures:
         assert "exit code 3" in failure.headline()
 
     @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL", "SIGABRT"])
-    def test_a_signal(self, driver: Driver, name: str) -> None:
+    def test_crash_of_a_rank_by_a_signal_names_cell_and_line(
+        self, driver: Driver, name: str
+    ) -> None:
         result = driver.run(
             ["import os, signal, time"],
             f"print('before')\nif os.environ['RANK'] == '1':\n"
@@ -456,13 +462,15 @@ class TestFailures:
             assert (failure.cell, failure.line) == (2, 3)
         assert len(result.failures) == 1
 
-    def test_sys_exit(self, driver: Driver) -> None:
+    def test_sys_exit_with_a_code_is_a_failure(self, driver: Driver) -> None:
         assert driver.run(["import sys"], "sys.exit()").result.state == "succeeded"
         failure = driver.run(["import sys"], "x = 1\nsys.exit(4)").result.failure
         assert failure is not None
         assert (failure.exitcode, failure.message, failure.line) == (4, "sys.exit(4)", 2)
 
-    def test_a_rank_that_is_ended_on_its_way_out_did_not_fail_by_that(self, driver: Driver) -> None:
+    def test_failure_is_the_exit_code_if_the_rank_is_killed_while_exiting(
+        self, driver: Driver
+    ) -> None:
         # The failure of one stops the other, which is to fail by itself too.
         train = """
             atexit.register(time.sleep, 600)
@@ -478,7 +486,7 @@ class TestFailures:
         assert [failure.type for failure in result.failures] == ["SystemExit", "SystemExit"]
         assert {(failure.exitcode, failure.signal) for failure in result.failures} == {(None, None)}
 
-    def test_prelude_that_raises(self, driver: Driver) -> None:
+    def test_prelude_exception_names_its_cell(self, driver: Driver) -> None:
         result = driver.run(["a = 1", "b = a\nb / 0"], "print('never')").result
         assert result.state == "failed"
         failure = result.failure
@@ -488,7 +496,7 @@ class TestFailures:
             "re-running cell [2], line 2 for the ranks failed: ZeroDivisionError: division by zero"
         )
 
-    def test_prelude_that_raises_in_every_rank(self, driver: Driver) -> None:
+    def test_prelude_exception_in_every_rank_with_replicate(self, driver: Driver) -> None:
         failure = driver.run(["1 / 0"], "print('never')", replicate="asked").result.failure
         assert failure is not None
         assert failure.rank is not None
@@ -503,14 +511,16 @@ class TestFailures:
             ("import sys; sys.exit()", "ends the prelude before the train cell"),
         ],
     )
-    def test_prelude_that_ends_its_process(self, driver: Driver, source: str, words: str) -> None:
+    def test_prelude_crash_or_exit_names_its_cell(
+        self, driver: Driver, source: str, words: str
+    ) -> None:
         result = driver.run(["a = 1", source], "print('never')").result
         failure = result.failure
         assert failure is not None
         assert words in failure.headline()
         assert failure.cell == 2
 
-    def test_a_child_left_by_a_rank_is_ended(self, driver: Driver) -> None:
+    def test_child_process_left_by_a_rank_is_ended(self, driver: Driver) -> None:
         seen = driver.run(
             ["import subprocess, sys"],
             """
@@ -523,14 +533,14 @@ class TestFailures:
         assert seen.result.state == "succeeded"
         assert processes.find_process(int(seen.log[0].split()[1])) is None
 
-    def test_a_rank_that_closes_its_output(self, driver: Driver) -> None:
+    def test_log_of_a_rank_that_closes_its_output(self, driver: Driver) -> None:
         seen = driver.run(
             ["import os, sys"], "print('last'); sys.stdout.close(); os.close(2)", ranks=1
         )
         assert seen.result.state == "succeeded"
         assert seen.log == ["[0] last"]
 
-    def test_a_prelude_that_closes_its_streams(self, driver: Driver) -> None:
+    def test_prelude_that_closes_its_standard_streams(self, driver: Driver) -> None:
         """What is opened next does not become a rank's standard error, and grow with it."""
         seen = driver.run(["import os\nfor fd in range(3):\n    os.close(fd)"], "print('trained')")
         assert seen.result.state == "succeeded"
@@ -550,7 +560,9 @@ class TestStops:
     )
 
     @pytest.mark.parametrize("work", [SLEEP, SPIN, NATIVE], ids=["sleep", "spin", "native"])
-    def test_interrupt(self, driver: Driver, work: str) -> None:
+    def test_stop_interrupts_ranks_in_python_and_native_code(
+        self, driver: Driver, work: str
+    ) -> None:
         seen = driver.run(
             ["import time"],
             f"print('at work')\n{work}",
@@ -569,7 +581,9 @@ class TestStops:
             assert steps == ["SIGINT"]
         assert below(driver) == []
 
-    def test_one_keyboard_interrupt_and_time_to_save(self, driver: Driver, tmp_path: Path) -> None:
+    def test_stop_gives_one_keyboard_interrupt_and_time_to_save(
+        self, driver: Driver, tmp_path: Path
+    ) -> None:
         seen = driver.run(
             ["import os, pathlib, time"],
             f"""
@@ -588,7 +602,7 @@ class TestStops:
         assert seen.result.state == "interrupted"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
-    def test_ranks_that_ignore_every_signal_they_can(self, driver: Driver) -> None:
+    def test_stop_kills_ranks_that_ignore_signals(self, driver: Driver) -> None:
         seen = driver.run(
             ["import signal, time"],
             """
@@ -604,7 +618,7 @@ class TestStops:
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT", "SIGTERM", "SIGKILL"]
         assert below(driver) == []
 
-    def test_stopped_ranks(self, driver: Driver) -> None:
+    def test_stop_of_ranks_suspended_by_sigstop(self, driver: Driver) -> None:
         def freeze_and_stop(run) -> None:  # type: ignore[no-untyped-def]
             for process in below(driver):
                 os.kill(process.pid, signal.SIGSTOP)
@@ -620,7 +634,7 @@ class TestStops:
         assert seen.result.state == "interrupted"
         assert below(driver) == []
 
-    def test_stop_in_the_prelude(self, driver: Driver) -> None:
+    def test_stop_during_the_prelude(self, driver: Driver) -> None:
         seen = driver.run(
             ["import time\ntime.sleep(600)"],
             "print('never')",
@@ -631,14 +645,14 @@ class TestStops:
         assert not seen.of(RanksStarted)
         assert below(driver) == []
 
-    def test_timeout(self, driver: Driver) -> None:
+    def test_timeout_stops_the_run(self, driver: Driver) -> None:
         seen = driver.run(["import time"], "time.sleep(600)", timeout=0.5)
         assert (seen.result.state, seen.result.returncode) == ("timed_out", 124)
         assert "--timeout 0.5 s" in seen.result.explain()
 
 
 class TestReturns:
-    def test_values_come_back_with_tensors_on_the_cpu(self, driver: Driver) -> None:
+    def test_returns_values_with_tensors_on_the_cpu(self, driver: Driver) -> None:
         import torch
 
         result = driver.run(
@@ -658,7 +672,7 @@ class TestReturns:
         assert result.returns["layer"].weight.device == torch.device("cpu")
         assert result.returns["layer"].weight.requires_grad
 
-    def test_what_cannot_come_back_is_named_and_the_rest_arrives(self, driver: Driver) -> None:
+    def test_returns_names_unpicklable_values_and_returns_the_rest(self, driver: Driver) -> None:
         result = driver.run(
             ["import threading"],
             "good = 1\nlock = threading.Lock()\nclass Here: pass\nhere = Here()",
@@ -672,7 +686,7 @@ class TestReturns:
 
 
 class TestLaunchers:
-    def test_a_warm_fork_server_is_kept_and_a_different_environment_gets_a_new_one(
+    def test_warm_fork_server_is_reused_unless_the_environment_differs(
         self, tmp_path: Path
     ) -> None:
         launcher = Launcher()
@@ -687,7 +701,9 @@ class TestLaunchers:
         assert processes.find_process(second.pid) is None
 
     @pytest.mark.parametrize("how", ["close", "kill"])
-    def test_the_kernel_s_end_ends_everything(self, tmp_path: Path, how: str) -> None:
+    def test_kernel_death_ends_ranks_and_supervisor_with_time_to_save(
+        self, tmp_path: Path, how: str
+    ) -> None:
         """The lifeline closes: ranks get their SIGINT, and time to save; then nothing is left."""
         program = f"""
 import sys
@@ -746,7 +762,7 @@ WAITING = "print('at work')\ntime.sleep(600)"
 class TestOthersAsk:
     """Through the run folder: it makes no difference who does."""
 
-    def test_another_process_stops_it(self, driver: Driver) -> None:
+    def test_stop_from_another_process(self, driver: Driver) -> None:
         asks = "import sys; from tpunb import cli; sys.exit(cli.main(sys.argv[1:]))"
         asked: list[subprocess.Popen[str]] = []
 
@@ -776,7 +792,7 @@ class TestOthersAsk:
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
         assert below(driver) == []
 
-    def test_a_second_one_hurries(self, driver: Driver) -> None:
+    def test_second_stop_request_skips_the_grace_period(self, driver: Driver) -> None:
         def twice(run: Run) -> None:
             files.append_text(run.dir.requests, "what is this?\n[1]\n")  # changes nothing
             state.request_stop(run.dir, "once")
@@ -800,7 +816,7 @@ class TestOthersAsk:
 
 
 class TestTheQueue:
-    def test_runs_of_one_launcher_go_one_after_the_other(self, driver: Driver) -> None:
+    def test_queued_runs_of_one_launcher_run_one_after_the_other(self, driver: Driver) -> None:
         first, _ = driver.start(["import time"], WAITING)
         second, _ = driver.start([], "print('second')")
         third, _ = driver.start([], "print('third')")
@@ -826,7 +842,7 @@ class TestTheQueue:
         assert (result.state, result.reason, result.failures) == ("interrupted", "not needed", ())
         assert not third.dir.log.exists()
 
-    def test_the_end_of_the_launcher_is_that_of_those_who_wait(self, tmp_path: Path) -> None:
+    def test_queued_runs_end_with_their_launcher(self, tmp_path: Path) -> None:
         driver = Driver(tmp_path)
         runs = [driver.start(["import time"], WAITING)[0] for _ in range(3)]
         until(lambda: state.run_state(runs[2].dir) == "waiting", "the last waits")
@@ -835,7 +851,7 @@ class TestTheQueue:
             assert ended(run).reason == "the kernel has ended"
             assert not run.dir.is_running()
 
-    def test_a_device_is_had_by_one_launcher_at_a_time(
+    def test_device_is_used_by_one_launcher_at_a_time(
         self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The device of these runs stands in for the chips of a TPU."""
@@ -880,7 +896,7 @@ n = int(os.environ["RANK"]) + 7
 """
 
 
-def test_a_result_that_cannot_be_written_is_a_lost_run(driver: Driver) -> None:
+def test_result_that_cannot_be_written_gives_a_lost_run(driver: Driver) -> None:
     seen = driver.run(
         ["import os"], "os.makedirs(os.environ['TPUNB_RUN'] + '/result.json/x')", ranks=1
     )
@@ -889,14 +905,14 @@ def test_a_result_that_cannot_be_written_is_a_lost_run(driver: Driver) -> None:
     assert driver.run([], "print('next')").result.state == "succeeded"
 
 
-def test_a_deleted_run_folder_ends_nothing_but_its_run(driver: Driver) -> None:
+def test_deleted_run_folder_fails_only_its_own_run(driver: Driver) -> None:
     seen = driver.run(["import os, shutil"], "shutil.rmtree(os.environ['TPUNB_RUN'])", ranks=1)
     assert seen.result.failure is not None
     assert seen.result.failure.kind is FailureKind.LOST
     assert driver.run([], "print('next')").result.state == "succeeded"
 
 
-def test_the_supervisor_s_log_tells_a_run_from_its_order_to_its_end(driver: Driver) -> None:
+def test_supervisor_log_lists_the_steps_of_a_run(driver: Driver) -> None:
     seen = driver.run(["a = 1"], "print(a)", env={"SECRET": "not in a log"})
     log = (seen.result.dir / "supervisor.log").read_text()
     steps = ["ordered", "begin", "RunnerForked", "CellStarted", "RanksForked", "RankExited"]
@@ -905,7 +921,7 @@ def test_the_supervisor_s_log_tells_a_run_from_its_order_to_its_end(driver: Driv
     assert "not in a log" not in log
 
 
-def test_an_attached_run_has_its_end_however_long_it_is(driver: Driver) -> None:
+def test_attach_shows_the_end_of_a_very_long_log(driver: Driver) -> None:
     """More than one look takes in of a file: the end is told after the last line."""
     seen = driver.run([], "line = 'x' * 999\nfor i in range(10_000):\n    print(line)", ranks=1)
     assert sum(len(event.text) for event in seen.events if isinstance(event, Output)) == 10_000_000
@@ -919,7 +935,7 @@ def test_an_attached_run_has_its_end_however_long_it_is(driver: Driver) -> None:
     assert list(run.events())[-1] == seen.events[-1]
 
 
-def test_what_the_kernel_and_the_supervisor_write_is_private(driver: Driver) -> None:
+def test_run_files_are_private_to_the_user(driver: Driver) -> None:
     seen = driver.run(["a = 1"], "print(a)")
     for path in [seen.result.dir, *seen.result.dir.glob("*")]:
         if path.is_file() or path == seen.result.dir:

@@ -63,7 +63,7 @@ def mark(name: str) -> str:
 
 
 class TestATrainCell:
-    def test_what_is_seen(self, nb: Kernel) -> None:
+    def test_card_and_log_of_a_train_cell(self, nb: Kernel) -> None:
         ran = train(nb, "print('hello from', rank())\nprint('same')").good()
         assert re.match(
             r"succeeded · 3 ranks · rehearsal on CPU · \d+ s · runs/[\d-]+-digits(-\d+)? · ended ",
@@ -76,9 +76,7 @@ class TestATrainCell:
         assert ran.shown.startswith("RunResult succeeded on 3 rehearsal cores after ")
         assert ran.stderr == ""
 
-    def test_two_runs_with_the_code_above_changed_and_nothing_left_of_the_first(
-        self, nb: Kernel
-    ) -> None:
+    def test_second_run_uses_changed_cells_and_nothing_of_the_first_run(self, nb: Kernel) -> None:
         nb.run(f"{PRELUDE}\nfactor = 2", "prelude").good()
         first = train(nb, "made = [factor]\nprint('factor', factor)", "--returns made --cores 2")
         assert "[0-1] factor 2" in first.good().stdout or first.stdout.count("factor 2") == 2
@@ -88,7 +86,7 @@ class TestATrainCell:
         assert nb.value("made, factor") == ([2], 3)
         nb.run(PRELUDE, "prelude").good()
 
-    def test_an_edit_that_was_not_saved_is_what_runs_and_said_to_be_so(self, nb: Kernel) -> None:
+    def test_unsaved_edit_is_run_and_noted(self, nb: Kernel) -> None:
         nb.run(PRELUDE, "prelude").good()
         nb.run("unsaved = 17", "new", saved=False).good()
         ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
@@ -101,7 +99,7 @@ class TestATrainCell:
         )
         nb.run(PRELUDE, "prelude").good()
 
-    def test_returns_out_and_last_run(self, nb: Kernel) -> None:
+    def test_returns_out_option_last_run_and_tensorboard_metrics(self, nb: Kernel) -> None:
         ran = train(
             nb,
             """
@@ -125,7 +123,7 @@ class TestATrainCell:
         until(lambda: list(folder.glob("events.out.tfevents.*")), "TensorBoard's file")
         until(lambda: curves(folder) == {"loss": [(1, 0.5)]}, "its one value")
 
-    def test_what_stays_at_the_end(self, nb: Kernel) -> None:
+    def test_card_keeps_metrics_and_time_summary_at_the_end(self, nb: Kernel) -> None:
         ran = train(
             nb,
             """
@@ -149,12 +147,12 @@ class TestATrainCell:
         [bundle] = ran.cards()
         assert spent in bundle["text/html"]
 
-    def test_env_is_for_the_ranks(self, nb: Kernel) -> None:
+    def test_env_option_sets_variables_in_ranks_only(self, nb: Kernel) -> None:
         ran = train(nb, "print(os.environ['MINE'])", "--env 'MINE=a b' --cores 1").good()
         assert "[0] a b" in ran.stdout
         assert nb.value("'MINE' in os.environ, 'RANK' in os.environ") == (False, False)
 
-    def test_ranks(self, nb: Kernel) -> None:
+    def test_ranks_option_selects_the_log_lines_shown(self, nb: Kernel) -> None:
         ran = train(nb, "print('rank', rank())", "--ranks 1-2").good()
         assert set(re.findall(r"rank (\d)", ran.stdout)) == {"1", "2"}
         log = last_run(nb).log.read_text()
@@ -176,7 +174,7 @@ class TestATrainCell:
         assert not (nb.folder / "dry").exists()
         nb.run(PRELUDE, "prelude").good()
 
-    def test_replicate(self, nb: Kernel) -> None:
+    def test_replicate_option_of_a_train_cell(self, nb: Kernel) -> None:
         nb.run(f"{PRELUDE}\nowner = os.environ.get('RANK')", "prelude").good()
         assert "owner None" in train(nb, "print('owner', owner)", "--cores 2").good().stdout
         ran = train(nb, "print('owner', owner)", "--replicate --cores 2").good()
@@ -184,14 +182,14 @@ class TestATrainCell:
         assert set(re.findall(r"owner (\w+)", ran.stdout)) == {"0", "1"}
         nb.run(PRELUDE, "prelude").good()
 
-    def test_fields_in_the_option_line(self, nb: Kernel) -> None:
+    def test_option_line_with_notebook_variables(self, nb: Kernel) -> None:
         nb.run("cores, opts, name = 2, '--cores 1', 'filled'", "values").good()
         assert "2 ranks" in train(nb, "pass", "--cores {cores} --name $name").good().status
         assert last_run(nb).id.endswith("-filled")
         assert "2 ranks" in train(nb, "pass", "--cores {cores * 1}").good().status
         assert "1 rank ·" in train(nb, "pass", "$opts").good().status
 
-    def test_time_out(self, nb: Kernel) -> None:
+    def test_timeout_option_of_a_train_cell(self, nb: Kernel) -> None:
         ran = train(nb, "time.sleep(600)", "--timeout 0.5")
         assert ran.error is not None
         assert ran.error["ename"] == "RunTimeoutError"
@@ -199,7 +197,7 @@ class TestATrainCell:
         assert "stopped at the time-out" in ran.status
         assert nb.working() == []
 
-    def test_a_loop_over_numbers_of_cores(self, nb: Kernel) -> None:
+    def test_loop_over_numbers_of_cores_with_run_cell_magic(self, nb: Kernel) -> None:
         """The magic called by code: a cell that says to be skipped is no part of the run."""
         ran = nb.run(
             "# tpu: skip\nfor n in (1, 2):\n"
@@ -253,7 +251,9 @@ class TestThatGoesWrong:
         ],
         ids=["exception", "os._exit", "SIGSEGV", "SIGKILL", "sys.exit", "torch"],
     )
-    def test_in_ranks(self, nb: Kernel, source: str, words: list[str]) -> None:
+    def test_failure_in_ranks_names_rank_cell_and_line(
+        self, nb: Kernel, source: str, words: list[str]
+    ) -> None:
         ran = train(nb, source)
         assert ran.error is not None
         assert ran.error["ename"] == "RankFailedError"
@@ -264,7 +264,7 @@ class TestThatGoesWrong:
         assert ran.status.startswith("rank ")
         short(ran)
 
-    def test_launchers_and_deep_recursions_are_told_in_short(self, nb: Kernel) -> None:
+    def test_failure_in_a_launcher_or_deep_recursion_is_short(self, nb: Kernel) -> None:
         ran = train(nb, "import torch_xla\ntorch_xla.launch(lambda index: 1 / 0)")
         assert "torch_xla.launch(lambda index: 1 / 0)" in ran.status
         assert ran.red_line.count("ZeroDivisionError: division by zero") == 1
@@ -303,7 +303,7 @@ class TestThatGoesWrong:
         assert ran.stdout.count("Traceback (most recent call last)") == ran.stdout.count(other) <= 1
         assert first in last_run(nb).log.read_text()
 
-    def test_what_fails_in_a_dataloader_s_worker(self, nb: Kernel) -> None:
+    def test_failure_in_a_dataloader_worker_names_the_notebook_line(self, nb: Kernel) -> None:
         """Its traceback comes as a message of many lines, with lines of the script's file."""
         ran = train(
             nb,
@@ -324,10 +324,10 @@ class TestThatGoesWrong:
         assert "script.py" not in ran.screen()
         assert ran.screen().count("Original Traceback") == 1
 
-    def test_sys_exit_without_a_reason_is_a_good_end(self, nb: Kernel) -> None:
+    def test_sys_exit_without_a_code_succeeds(self, nb: Kernel) -> None:
         assert "succeeded" in train(nb, "sys.exit()\nprint('never')").good().status
 
-    def test_a_value_that_cannot_come_back(self, nb: Kernel) -> None:
+    def test_returns_that_cannot_be_returned_warn_on_the_card(self, nb: Kernel) -> None:
         ran = train(
             nb,
             "import threading\nlock = threading.Lock()\nn = 4\nexec('weights = 1')",
@@ -342,7 +342,7 @@ class TestThatGoesWrong:
         missing = "rank 0 has no variable 'wieghts' after the train cell; did you mean weights?"
         assert f"wieghts was not returned: {missing}" in ran.status
 
-    def test_an_empty_cell(self, nb: Kernel) -> None:
+    def test_empty_train_cell(self, nb: Kernel) -> None:
         ran = nb.run("%%tpu_train", "train")
         assert ran.reply is not None
         assert ran.reply["status"] == "error"
@@ -351,7 +351,7 @@ class TestThatGoesWrong:
         assert "succeeded" in train(nb, "\n# nothing\n").good().status
 
     @pytest.mark.parametrize("magic", ["tpu_train", "tpu_debug"])
-    def test_a_syntax_error(self, nb: Kernel, magic: str) -> None:
+    def test_syntax_error_in_a_train_or_debug_cell(self, nb: Kernel, magic: str) -> None:
         ran = nb.run(f"%%{magic}\nx = 1\nprint(x\n", "train")
         assert ran.error is not None
         assert ran.error["ename"] == "ConversionError"
@@ -366,7 +366,7 @@ class TestThatGoesWrong:
             f"'(' was never closed{advice}\n    print(x"
         )
 
-    def test_what_would_surely_fail_is_not_started(self, nb: Kernel) -> None:
+    def test_lint_refuses_code_that_certainly_fails(self, nb: Kernel) -> None:
         before = len(list_runs(nb.folder / "runs"))
         old = "import torch_xla.core.xla_model as xm\nprint(xm.xrt_world_size()){}"
         ran = train(nb, old.format(""))
@@ -381,7 +381,7 @@ class TestThatGoesWrong:
         ran = train(nb, old.format("  # tpunb: ignore[retired-name]"), "--cores 1")
         assert "AttributeError: module 'torch_xla.core.xla_model'" in ran.traceback
 
-    def test_what_lint_knew_of_a_failure_is_its_cause(self, nb: Kernel) -> None:
+    def test_lint_finding_explains_a_failure(self, nb: Kernel) -> None:
         reduce = (
             "import torch_xla.core.xla_model as xm, torch_xla.runtime as xr\n"
             "for batch in [1, 2]:\n    if xr.global_ordinal() == 0:\n"
@@ -404,7 +404,7 @@ class TestThatGoesWrong:
         assert f"lint: cell [{ran.number}], line 4: XLA_USE_BF16 silently" in notes[0]
         assert "[bf16-variable]" in train(nb, source, "--dry-run").good().stdout
 
-    def test_a_known_cause_is_explained(self, nb: Kernel) -> None:
+    def test_failure_with_a_known_cause_is_explained(self, nb: Kernel) -> None:
         ran = train(nb, "if rank() == 1:\n    raise OSError(28, 'No space left on device')")
         assert "OSError: [Errno 28] No space left on device" in ran.red_line
         assert ran.status.index("raise OSError(28") < ran.status.index("\nWhy: ")
@@ -413,7 +413,7 @@ class TestThatGoesWrong:
         assert nb.value("tpunb.last_run.diagnoses[0].id") == "disk-full"
         assert nb.value("tpunb.diagnose('all is well', 0)") == []
 
-    def test_a_run_that_hangs(self, nb: Kernel) -> None:
+    def test_hang_names_the_lines_of_all_ranks(self, nb: Kernel) -> None:
         ran = train(
             nb,
             """
@@ -433,7 +433,7 @@ class TestThatGoesWrong:
         assert "RunHungError: hung (no activity from any rank for 6 s) after" in ran.red_line
         assert ran.status.startswith("hung (no activity from any rank for 6 s) · 3 ranks")
 
-    def test_retries_and_a_later_run_go_on_from_the_last_checkpoint(self, nb: Kernel) -> None:
+    def test_retry_and_resume_continue_from_the_last_checkpoint(self, nb: Kernel) -> None:
         source = """
             import torch, tpunb, tpunb.training.log
             found = tpunb.load()
@@ -472,7 +472,7 @@ class TestThatGoesWrong:
             in ran.status
         )
 
-    def test_a_prelude_that_raises_in_the_run_only(self, nb: Kernel) -> None:
+    def test_prelude_exception_in_the_run_only(self, nb: Kernel) -> None:
         raising = "\nif 'TPUNB_RUN' in os.environ:\n    raise OSError('no such bucket')"
         number = nb.run(PRELUDE + raising, "prelude").good().number
         ran = train(nb, "print('never')")
@@ -485,7 +485,7 @@ class TestThatGoesWrong:
         assert "never" not in ran.stdout
         short(ran)
 
-    def test_a_prelude_that_crashes(self, nb: Kernel) -> None:
+    def test_prelude_crash_names_its_cell(self, nb: Kernel) -> None:
         crashing = "\nif 'TPUNB_RUN' in os.environ:\n    os.kill(os.getpid(), signal.SIGSEGV)"
         number = nb.run(PRELUDE + crashing, "prelude").good().number
         ran = train(nb, "print('never')")
@@ -493,7 +493,7 @@ class TestThatGoesWrong:
         assert f"in cell [{number}], line 4" in ran.red_line
         short(ran)
 
-    def test_a_notebook_that_is_not_there(self, nb: Kernel) -> None:
+    def test_notebook_file_that_does_not_exist(self, nb: Kernel) -> None:
         ran = nb.run("%tpu_setup --notebook nowhere.ipynb", "setup")
         assert ran.traceback == (
             f"NotebookNotFoundError: there is no notebook '{nb.folder}/nowhere.ipynb' (named by "
@@ -514,7 +514,9 @@ class TestThatGoesWrong:
             ("--corse 2", "unrecognized arguments: --corse 2; did you mean --cores?"),
         ],
     )
-    def test_options(self, nb: Kernel, options: str, words: str) -> None:
+    def test_train_cell_options_that_are_refused(
+        self, nb: Kernel, options: str, words: str
+    ) -> None:
         before = len(list_runs(nb.folder / "runs"))
         ran = train(nb, "print('never')", options)
         assert ran.reply is not None
@@ -529,7 +531,7 @@ class TestThatGoesWrong:
         [("%tpu_setup", "training"), ("%%tpu_train\npass", "%%tpu_train")],
         ids=["setup", "train"],
     )
-    def test_a_kernel_without_torch_xla(self, nb: Kernel, cell: str, what: str) -> None:
+    def test_missing_torch_xla_is_explained(self, nb: Kernel, cell: str, what: str) -> None:
         nb.run(
             "import importlib.util\nfind_spec = importlib.util.find_spec\n"
             "importlib.util.find_spec = lambda n: None if n == 'torch_xla' else find_spec(n)",
@@ -579,7 +581,7 @@ class TestInterrupts:
     @pytest.mark.parametrize(
         ("name", "work"), [("sleep", "time.sleep(600)"), ("spin", "while True:\n        pass")]
     )
-    def test_ranks_have_one_interrupt_and_time_to_save(
+    def test_interrupt_stops_ranks_once_with_time_to_save(
         self, nb: Kernel, name: str, work: str
     ) -> None:
         source = f"""
@@ -602,7 +604,7 @@ except KeyboardInterrupt:
         assert len(list((nb.folder / f"saved {name}").iterdir())) == 3
         assert not (nb.folder / f"second {name}").exists()
 
-    def test_a_rank_in_a_long_call_of_native_code_while_the_others_save(self, nb: Kernel) -> None:
+    def test_interrupt_while_one_rank_is_in_native_code(self, nb: Kernel) -> None:
         source = f"""
 import hashlib
 while rank() == 1:
@@ -625,7 +627,7 @@ except KeyboardInterrupt:
         assert {path.name for path in (nb.folder / "saved native").iterdir()} == {"0", "2"}
         assert second - first < 15  # which they have where nobody says --grace
 
-    def test_a_second_interrupt_hurries(self, nb: Kernel) -> None:
+    def test_second_interrupt_skips_the_grace_period(self, nb: Kernel) -> None:
         source = f"""
 while True:
     try:
@@ -642,7 +644,7 @@ while True:
         nb.interrupt()
         self.interrupted(nb, nb.wait(ran), "SIGINT", "SIGTERM")
 
-    def test_while_the_agent_gets_ready(self, tmp_path: Path) -> None:
+    def test_interrupt_while_the_run_starts(self, tmp_path: Path) -> None:
         with kernel(tmp_path) as nb:
             nb.run("%load_ext tpunb", "load").good()
             ran = nb.send("%%tpu_train --cores 3\nprint('never')", "train")
@@ -653,7 +655,7 @@ while True:
             assert "never" not in ran.stdout
             assert len(nb.processes()) == 2
 
-    def test_in_the_prelude(self, nb: Kernel) -> None:
+    def test_interrupt_during_the_prelude(self, nb: Kernel) -> None:
         waiting = "\nif 'TPUNB_RUN' in os.environ:\n    open('in prelude', 'w'); time.sleep(600)"
         nb.run(PRELUDE + waiting, "prelude").good()
         ran = nb.send("%%tpu_train\nprint('never')", "train")
@@ -671,7 +673,7 @@ while True:
     "how",
     ["SIGKILL", *(how for how in ("restart", "shutdown"))],
 )
-def test_the_kernel_s_end_is_the_run_s(how: str, tmp_path: Path) -> None:
+def test_kernel_end_stops_the_run_with_time_to_save(how: str, tmp_path: Path) -> None:
     """Ranks have their interrupt and the time to save; then nothing is left of the run."""
     source = f"""
 try:
@@ -713,7 +715,7 @@ class TestSetup:
         yield
         nb.run(f"%tpu_setup --cores 3 --runs '{nb.folder}/runs'", "load").good()
 
-    def test_what_it_says(self, nb: Kernel) -> None:
+    def test_setup_card_of_a_ready_machine(self, nb: Kernel) -> None:
         train(nb, "pass").good()  # so it is warm
         ran = nb.run("%tpu_setup", "setup").good()
         headline, *lines = ran.status.splitlines()
@@ -728,14 +730,14 @@ class TestSetup:
         [bundle] = ran.cards()
         assert "<b>Ready: 3 rehearsal cores" in bundle["text/html"]
 
-    def test_json(self, nb: Kernel) -> None:
+    def test_setup_json(self, nb: Kernel) -> None:
         found = json.loads(nb.run("%tpu_setup --json", "setup").good().stdout)
         assert (found["platform"], found["device"], found["chips"]) == ("local", "CPU", 0)
         assert (found["cores"], found["runs"]) == (3, f"{nb.folder}/runs")
         assert {"python", "torch", "torch_xla", "ipykernel", "tpunb"} <= set(found["versions"])
         assert (found["problems"], found["kernel_device"]) == ([], "CPU")
 
-    def test_cores_and_runs_are_for_later_cells(self, nb: Kernel) -> None:
+    def test_setup_cores_and_runs_apply_to_later_cells(self, nb: Kernel) -> None:
         nb.run("%tpu_setup --cores 1 --runs elsewhere", "setup").good()
         assert "1 rank ·" in train(nb, "pass").good().status
         [run] = list_runs(nb.folder / "elsewhere")
@@ -743,7 +745,7 @@ class TestSetup:
         nb.run("%tpu_setup --cores all", "setup").good()
         assert "4 ranks ·" in train(nb, "pass").good().status
 
-    def test_notebook(self, nb: Kernel) -> None:
+    def test_setup_notebook_option_selects_the_file(self, nb: Kernel) -> None:
         (nb.folder / "copy.ipynb").write_bytes((nb.folder / "digits.ipynb").read_bytes())
         nb.run("%tpu_setup --notebook copy.ipynb", "setup").good()
         nb.run("%cd -q /", "setup").good()
@@ -753,7 +755,7 @@ class TestSetup:
 
 
 class TestListings:
-    def test_runs_and_logs(self, nb: Kernel) -> None:
+    def test_listing_of_runs_and_logs(self, nb: Kernel) -> None:
         nb.run("%tpu_setup --runs listed --cores 2", "setup").good()
         nothing = f"There are no runs in {nb.folder}/listed yet."
         assert nothing in nb.run("%tpu_runs", "list").good().stdout
@@ -792,7 +794,7 @@ class TestListings:
         nb.run(f"%tpu_setup --cores 3 --runs '{nb.folder}/runs'", "setup").good()
 
     @pytest.mark.parametrize("magic", ["%tpu_logs", "%%tpu_train"])
-    def test_help_and_unknown_options(self, nb: Kernel, magic: str) -> None:
+    def test_magic_help_and_unknown_options(self, nb: Kernel, magic: str) -> None:
         cell = "\nprint('never')" if magic.startswith("%%") else ""
         ran = nb.run(f"{magic} --help{cell}", "list").good()
         assert ran.stdout.startswith(f"usage: {magic} [-h]")
@@ -808,14 +810,14 @@ class TestListings:
         assert f"usage: {magic}" in ran.reply["payload"][0]["data"]["text/plain"]
 
     @pytest.mark.parametrize("name", ["tpu_train", "tpu_debug"])
-    def test_a_cell_magic_on_a_line_says_what_to_write(self, nb: Kernel, name: str) -> None:
+    def test_line_magic_form_of_a_cell_magic_is_explained(self, nb: Kernel, name: str) -> None:
         assert f"write %%{name} (with two %) as the cell's first line" in nb.run(f"%{name}").stderr
 
 
 class TestDebug:
     """`%%tpu_debug` in a kernel without %tpu_setup."""
 
-    def test_the_value_is_shown_and_the_device_is_said_once(self, bare: Kernel) -> None:
+    def test_debug_cell_shows_its_value_and_the_device_once(self, bare: Kernel) -> None:
         source = "%%tpu_debug\nimport torch_xla\ndevice = torch_xla.device()\nstr(device)"
         ran = bare.run(source).good()
         assert ran.shown == "'xla:0'"
@@ -827,7 +829,7 @@ class TestDebug:
         assert (ran.shown, ran.stdout) == ("'xla:0'", "")
         assert bare.run("%%tpu_debug\n17;").good().value is None
 
-    def test_launchers_call_the_function_here_and_are_as_before_after(self, bare: Kernel) -> None:
+    def test_debug_cell_calls_launched_functions_in_the_kernel(self, bare: Kernel) -> None:
         bare.run(
             "import os\nimport torch_xla\nimport torch_xla.distributed.xla_multiprocessing as xmp\n"
             "from torch_xla import launch\nfrom torch_xla._internal import pjrt\n"
@@ -847,7 +849,7 @@ class TestDebug:
         assert ran.error is not None
         assert bare.value("pjrt.spawn is spawn") is True
 
-    def test_a_traceback_has_the_notebook_s_lines_only(self, bare: Kernel) -> None:
+    def test_debug_traceback_has_notebook_lines_only(self, bare: Kernel) -> None:
         ran = bare.run("%%tpu_debug\n\ndef half(n):\n    return 1 / n\n\ntorch_xla.launch(half)")
         text = ran.traceback
         assert "ZeroDivisionError: division by zero" in text
@@ -859,7 +861,7 @@ class TestDebug:
         assert "run_cell_magic" not in text
         assert "ZeroDivisionError" in bare.run("%tb").good().screen()
 
-    def test_interrupt(self, bare: Kernel) -> None:
+    def test_interrupt_of_a_debug_cell(self, bare: Kernel) -> None:
         ran = bare.send("%%tpu_debug\nimport time\nprint('at work')\ntime.sleep(600)")
         bare.until(ran, "at work")
         bare.interrupt()

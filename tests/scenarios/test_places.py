@@ -147,7 +147,7 @@ def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
     assert (failure.rank, failure.host) == (3, "h1")
 
 
-def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
+def test_interrupt_stops_every_host(nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     run = newest(nb)
     assert run is not None
@@ -160,7 +160,7 @@ def test_the_interrupt_key_stops_every_host(nb: Kernel) -> None:
     assert result.stop.cause is StopCause.USER
 
 
-def test_an_interrupt_while_hosts_are_asked_starts_nothing(pod: ReachedPod, nb: Kernel) -> None:
+def test_interrupt_while_hosts_are_checked_starts_nothing(pod: ReachedPod, nb: Kernel) -> None:
     before = len(list_runs(nb.folder / "runs"))
     pod.change("h1", slow=300)
     calls = len(pod.calls())
@@ -178,7 +178,7 @@ def test_an_interrupt_while_hosts_are_asked_starts_nothing(pod: ReachedPod, nb: 
     assert len(list_runs(nb.folder / "runs")) == before
 
 
-def test_an_interrupt_while_hosts_start_ends_them(pod: ReachedPod, nb: Kernel) -> None:
+def test_interrupt_while_hosts_start_stops_them(pod: ReachedPod, nb: Kernel) -> None:
     ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
     until(lambda: newest(nb), "a run")
     nb.interrupt()
@@ -186,7 +186,7 @@ def test_an_interrupt_while_hosts_start_ends_them(pod: ReachedPod, nb: Kernel) -
     assert last(nb).state is RunState.INTERRUPTED
 
 
-def test_a_host_that_differs_is_refused_before_anything_starts(pod: ReachedPod, nb: Kernel) -> None:
+def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, nb: Kernel) -> None:
     before = len(list_runs(nb.folder / "runs"))
     pod.change("h1", refuses="Permission denied (publickey).")
     ran = train(nb, GO_ON)

@@ -30,7 +30,7 @@ TRAIN = """
     ids=["exception", "SIGKILL"],
 )
 @pytest.mark.parametrize("replicate", [None, "asked for"], ids=["fork", "replicate"])
-def test_a_failed_rank_starts_all_again(
+def test_retry_restarts_all_ranks_after_a_failure(
     driver: Driver, fail: str, said: str, replicate: str | None
 ) -> None:
     seen = driver.run(["kept = 1"], TRAIN.format(fail=fail), retries=3, replicate=replicate)
@@ -50,7 +50,7 @@ def test_a_failed_rank_starts_all_again(
     assert max(frame["attempt_"]) == 2.0
 
 
-def test_when_no_retry_is_left_the_last_failure_is_told(driver: Driver) -> None:
+def test_retry_limit_reached_reports_the_last_failure(driver: Driver) -> None:
     seen = driver.run([], TRAIN.format(fail="raise ValueError(attempt)"), retries=1)
     assert (seen.result.state, seen.result.attempts) == ("failed", 2)
     assert seen.result.failure is not None
@@ -60,7 +60,7 @@ def test_when_no_retry_is_left_the_last_failure_is_told(driver: Driver) -> None:
     assert (seen.result.state, seen.result.attempts) == ("failed", 1)
 
 
-def test_children_of_an_attempt_do_not_live_in_the_next(driver: Driver) -> None:
+def test_retry_ends_child_processes_of_the_attempt_before(driver: Driver) -> None:
     train = """
         import os, subprocess, sys, time
         from tpunb.utils import processes
@@ -86,7 +86,7 @@ def test_children_of_an_attempt_do_not_live_in_the_next(driver: Driver) -> None:
     assert set(told) == {"False"}
 
 
-def test_a_stop_is_not_a_failure_to_retry(driver: Driver) -> None:
+def test_stop_is_not_retried(driver: Driver) -> None:
     seen = driver.run(
         [],
         "import time\nprint('here', flush=True)\ntime.sleep(100)",

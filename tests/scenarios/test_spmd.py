@@ -39,7 +39,7 @@ def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield made
 
 
-def test_a_train_cell_that_uses_it_runs_so_and_says_so(nb: Kernel) -> None:
+def test_spmd_train_cell_runs_one_process_on_all_cores(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_train --cores 3 --returns x,total\n{SPMD}").good()
     assert f"{ONE} 3 rehearsal cores (cell [{ran.number}] calls use_spmd())" in ran.stdout
     assert "[0] 3 56.0" in ran.stdout
@@ -54,7 +54,7 @@ def test_a_train_cell_that_uses_it_runs_so_and_says_so(nb: Kernel) -> None:
     assert (result["world_size"], result["spmd"], result["device"]) == (1, 3, "CPU")
 
 
-def test_the_plan_says_it(nb: Kernel) -> None:
+def test_spmd_in_the_dry_run_plan(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_train --dry-run\n{SPMD}").good()
     assert (
         f"4 rehearsal cores on CPU; SPMD: one process drives them all (cell [{ran.number}] calls "
@@ -63,7 +63,7 @@ def test_the_plan_says_it(nb: Kernel) -> None:
     assert "  CPU_NUM_DEVICES = 4  (SPMD: the cores that one process drives)" in ran.stdout
 
 
-def test_the_variable_decides(nb: Kernel) -> None:
+def test_spmd_variable_switches_it_on_or_off(nb: Kernel) -> None:
     asked = nb.run("%%tpu_train --cores 2 --env XLA_USE_SPMD=1\nexec('n = xr.is_spmd()'); print(n)")
     assert f"{ONE} 2 rehearsal cores (--env XLA_USE_SPMD=1)" in asked.good().stdout
     assert "[0] True" in asked.stdout
@@ -73,7 +73,7 @@ def test_the_variable_decides(nb: Kernel) -> None:
     )
 
 
-def test_a_script_that_a_cell_executes_needs_the_line_that_the_error_names(nb: Kernel) -> None:
+def test_spmd_in_an_executed_script_needs_the_line_of_the_error(nb: Kernel) -> None:
     (nb.folder / "sharded.py").write_text(SETUP + SPMD)
     cell = "import runpy\nrunpy.run_path('sharded.py')"
     refused = nb.run(f"%%tpu_train --cores 2 --no-raise\n{cell}").good().shown
@@ -84,12 +84,12 @@ def test_a_script_that_a_cell_executes_needs_the_line_that_the_error_names(nb: K
     assert "[0] 2 56.0" in ran.stdout
 
 
-def test_ranks_that_are_not_there_cannot_be_shown(nb: Kernel) -> None:
+def test_spmd_ranks_option_of_a_missing_rank_is_refused(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_train --ranks 2\n{SPMD}")
     assert ran.stderr.startswith("UsageError: %%tpu_train --ranks: ")
 
 
-def test_devices_are_not_chosen_by_a_variable(nb: Kernel) -> None:
+def test_cpu_num_devices_variable_is_refused(nb: Kernel) -> None:
     ran = nb.run("%%tpu_train --cores 2 --env CPU_NUM_DEVICES=2\nprint(1)")
     refused = "UsageError: %%tpu_train --env CPU_NUM_DEVICES=2: a rehearsal rank has one device"
     assert ran.stderr.startswith(refused)

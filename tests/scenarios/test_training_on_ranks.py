@@ -32,7 +32,7 @@ def asked() -> list[tuple[int, int, bool]]:
     return found
 
 
-def test_the_runtime_is_asked_where_it_runs_and_not_started_for_it(ranks: Ranks) -> None:
+def test_rank_and_world_do_not_start_the_xla_runtime(ranks: Ranks) -> None:
     assert ranks.values(asked, 1) == [[(2, 4, False), (0, 1, True)]]
 
 
@@ -60,7 +60,7 @@ def seen(sizes: list[int], batch_size: int) -> list[tuple[list[int], int]]:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_real_ranks_meet_in_every_step_and_see_each_sample_once(ranks: Ranks, world: int) -> None:
+def test_shard_on_ranks_gives_each_sample_once_in_equal_steps(ranks: Ranks, world: int) -> None:
     sizes = [7, 100]
     for of_rank in ranks.values(seen, world, sizes, 4):
         for size, (counts, steps) in zip(sizes, of_rank, strict=True):
@@ -120,9 +120,7 @@ def train(counts: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("counts", [[12], [7, 5], [3, 0, 9]])
-def test_ranks_with_unequal_masks_learn_from_every_sample_alike(
-    ranks: Ranks, counts: list[int]
-) -> None:
+def test_masked_loss_on_ranks_weighs_every_sample_equally(ranks: Ranks, counts: list[int]) -> None:
     x, y, weight = batch()
     weight = weight.double().requires_grad_()
     guess = x.double() @ weight.T
@@ -165,7 +163,7 @@ def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_ranks_share_the_work_and_rank_0_has_all(ranks: Ranks, world: int) -> None:
+def test_predict_on_ranks_shares_the_work_and_gathers_on_rank_0(ranks: Ranks, world: int) -> None:
     sizes = [70, 0, 1, 5, 6, 211]
     first, *others = ranks.values(on_ranks, world, sizes, 5)
     for size, found in zip(sizes, first["found"], strict=True):

@@ -46,7 +46,7 @@ def cell(nb: Kernel, source: str, name: str) -> Ran:
     return nb.run(dedent(source), f"{test[-40:]}-{name}")
 
 
-def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
+def test_returned_model_is_trained_further_by_the_next_train_cell(nb: Kernel) -> None:
     cell(nb, ADD.format(" --out res", 1), "pretrain").good()
     cell(nb, "tpunb.last_run.metrics()\nres.plot", "look").good()
     cell(nb, "before = model.weight.sum().item() + len(res.returns)", "evaluate").good()
@@ -57,7 +57,7 @@ def test_a_model_that_was_trained_is_trained_further(nb: Kernel) -> None:
     assert "3.0 3.0 succeeded 3.0" in shown.good().printed()
 
 
-def test_what_was_not_returned_is_refused_with_what_to_do(nb: Kernel) -> None:
+def test_returns_option_missing_for_a_later_train_cell_is_explained(nb: Kernel) -> None:
     number = cell(nb, "%%tpu_train\nlosses = [1.0]", "one").good().number
     refused = cell(nb, "%%tpu_train\nprint(losses)", "two")
     assert (
@@ -68,7 +68,7 @@ def test_what_was_not_returned_is_refused_with_what_to_do(nb: Kernel) -> None:
     assert "[1.0]" in cell(nb, "%%tpu_train\nprint(losses)", "two").good().printed()
 
 
-def test_what_a_train_cell_has_not_brought_is_told(nb: Kernel) -> None:
+def test_returned_value_of_a_failed_train_cell_is_noted_as_missing(nb: Kernel) -> None:
     ran = cell(nb, ADD.format("\n1 / 0", 1), "one")
     assert "ZeroDivisionError" in ran.red_line
     shown = cell(nb, SHOW, "show").good()

@@ -39,7 +39,7 @@ def run(planner: Search, known: dict[int, Trial], count: int) -> None:
         known[trial.number] = done
 
 
-def test_it_asks_tells_and_ends(folder: SweepDir) -> None:
+def test_search_proposes_and_records_trials_until_the_end(folder: SweepDir) -> None:
     known: dict[int, Trial] = {}
     planner = search(folder, 20)
     run(planner, known, 20)
@@ -93,7 +93,7 @@ def test_an_incompletely_proposed_or_failed_trial_is_not_proposed(
     assert not planner.report(proposed, [(0, 0.5)])
 
 
-def test_a_hopeless_trial_is_pruned_and_one_that_goes_well_is_not(folder: SweepDir) -> None:
+def test_pruner_stops_a_bad_trial_and_keeps_a_good_one(folder: SweepDir) -> None:
     known: dict[int, Trial] = {}
     planner = search(folder)
     for value in (0.5, 0.6, 0.7, 0.8, 0.9):

@@ -144,7 +144,7 @@ def test_a_failed_trial_stays_failed_unless_it_has_attempts_left(
     assert sweep.read_trials()[0] == failed
 
 
-def test_all_runs_of_a_sweep_are_asked_about_before_one_starts(
+def test_cost_question_covers_all_runs_of_a_sweep(
     order: SweepOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -233,7 +233,7 @@ def test_a_metric_that_is_nan_or_of_many_steps(sweep: SweepDir, order: SweepOrde
     assert scheduler._finished(trial, Reply(False)).value == 0.5
 
 
-def test_again_makes_a_new_folder_and_the_newest_one_is_continued(
+def test_again_option_makes_a_new_folder_and_the_newest_is_resumed(
     order: SweepOrder, tmp_path: Path
 ) -> None:
     runs, spec = tmp_path / "runs", order.spec()
@@ -245,7 +245,7 @@ def test_again_makes_a_new_folder_and_the_newest_one_is_continued(
     assert folders.open_sweep(runs, spec, again=False).path == second.path
 
 
-def test_the_notebooks_own_modules_belong_to_its_code(tmp_path: Path) -> None:
+def test_code_digest_includes_modules_of_the_notebook(tmp_path: Path) -> None:
     notebook = write(tmp_path / "nb.ipynb", "from mine.net import Net")
     (tmp_path / "mine").mkdir()
 
@@ -263,7 +263,7 @@ def test_the_notebooks_own_modules_belong_to_its_code(tmp_path: Path) -> None:
     assert len(seen) == 4
 
 
-def test_a_trial_is_known_by_the_modules_with_which_it_ran(
+def test_trial_is_identified_by_its_modules(
     sweep: SweepDir, order: SweepOrder, tmp_path: Path
 ) -> None:
     """The module is edited between two trials, during a trial, or not at all."""
@@ -290,7 +290,7 @@ def test_a_trial_is_known_by_the_modules_with_which_it_ran(
     assert said.endswith("modules were edited before trial 0 began")
 
 
-def test_a_second_trial_begins_when_it_is_known_that_both_fit(
+def test_second_trial_starts_when_memory_for_both_is_known(
     sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial may also start next to one that never logs anything."""
@@ -331,7 +331,7 @@ def test_a_second_trial_begins_when_it_is_known_that_both_fit(
     assert not room(405, 10)
 
 
-def test_a_run_that_does_not_end_with_its_notebook_holds_nothing_up(
+def test_run_that_outlives_its_notebook_fails_the_trial(
     sweep: SweepDir, order: SweepOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ran(sweep, 0, 0.25)
@@ -344,7 +344,7 @@ def test_a_run_that_does_not_end_with_its_notebook_holds_nothing_up(
     assert ended.error == f"run {run.id} is still running, although its notebook has ended"
 
 
-def test_hours_are_those_of_chips(sweep: SweepDir, order: SweepOrder) -> None:
+def test_chip_hours_of_a_trial(sweep: SweepDir, order: SweepOrder) -> None:
     run = ran(sweep, 0, 0.25)
     spec = RunSpec(run.id, "nb", 1, "TPU", "/", (), (), spmd=8, devices_per_chip=2)
     for made, chips in (
@@ -359,7 +359,7 @@ def test_hours_are_those_of_chips(sweep: SweepDir, order: SweepOrder) -> None:
         assert ended.chip_hours == (chips or None)
 
 
-def test_two_processes_do_not_go_on_with_one_sweep(sweep: SweepDir) -> None:
+def test_sweep_is_locked_to_one_process(sweep: SweepDir) -> None:
     refused = pytest.raises(TpunbError, match=f"already running, in process {os.getpid()}")
     with sweep.locked(), refused, sweep.locked():
         pass
@@ -392,7 +392,7 @@ def table(spec: SweepSpec, *trials: Trial, total: int = 0) -> SweepTable:
     return SweepTable(spec, {trial.number: trial for trial in trials}, total)
 
 
-def test_the_table_is_sorted_and_hides_nothing(order: SweepOrder) -> None:
+def test_sweep_table_is_sorted_and_complete(order: SweepOrder) -> None:
     made = table(
         order.spec(),
         Trial(0, {"lr": 0.1, "seed": 1}, TrialState.COMPLETE, 0.5, 3, started=1.0, ended=2.0),
@@ -435,7 +435,7 @@ def test_a_narrow_terminal_shows_the_most_important_columns(order: SweepOrder, w
     assert "rank 0 failed" in lines[2]
 
 
-def test_columns_stay_during_a_sweep(order: SweepOrder) -> None:
+def test_table_columns_stay_the_same_during_a_sweep(order: SweepOrder) -> None:
     """The first trials of a grid have one value of its first parameter."""
     trials = [Trial(n, {"lr": 0.1, "seed": n}, TrialState.RUNNING) for n in range(2)]
     spaces = {"lr": Choice((0.1, 0.2)), "seed": Choice((0, 1)), "one": Choice((1,))}

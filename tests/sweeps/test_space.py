@@ -97,7 +97,7 @@ def test_all_combinations_and_too_many() -> None:
         space.grid_trials({"lr": Range(0.0, 1.0)})
 
 
-def test_trials_that_are_drawn_are_the_same_again_and_within_their_ranges() -> None:
+def test_random_trials_are_reproducible_and_within_their_ranges() -> None:
     drawn = {
         "log": Range(1e-5, 1e-2, True),
         "whole": Range(1, 64, True),

@@ -103,7 +103,7 @@ def test_pieces_are_one_backward_pass(max_norm: float) -> None:
     same(accumulated(max_norm), expected)
 
 
-def test_what_is_left_at_the_end_is_a_step_too() -> None:
+def test_accumulation_finish_steps_with_the_rest() -> None:
     x, y, mask = data()
     model = Net()
     accumulation = Accumulation(optimizer_of(model), 100, max_norm=0.1)
@@ -210,7 +210,7 @@ def test_bfloat16_gradients_have_a_float32_norm() -> None:
     assert norm.item() == pytest.approx(weight.grad[0].item() * 100, rel=1e-5)
 
 
-def test_nothing_that_counts_leaves_gradients_of_0() -> None:
+def test_accumulation_with_an_empty_mask_gives_zero_gradients() -> None:
     model = Net()
     accumulation = Accumulation(optimizer_of(model), 1)
     losses = F.cross_entropy(model(torch.ones(4, 5).double()), torch.zeros(4).long())

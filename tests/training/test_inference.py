@@ -67,7 +67,7 @@ def check(found: Out, size: int, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 100])
-def test_in_the_kernel_it_is_the_model_on_each_batch(size: int) -> None:
+def test_predict_in_the_kernel_equals_the_model_on_each_batch(size: int) -> None:
     model = Model()
     found = predict(model, data(size), 8)
     check(found, size)
@@ -127,7 +127,7 @@ def test_a_function_of_torch_is_a_model_too() -> None:
     assert torch.equal(predict(torch.sigmoid, torch.arange(9.0), 4), torch.arange(9.0).sigmoid())
 
 
-def test_step_selects_inputs_and_outputs() -> None:
+def test_predict_step_option_selects_inputs_and_outputs() -> None:
     model = nn.Linear(4, 3).eval()
     found = predict(model, data(10), 4, step=lambda batch: model(batch[0]).argmax(1))
     assert torch.equal(found, model(data(10).tensors[0]).argmax(1))

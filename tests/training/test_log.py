@@ -50,7 +50,7 @@ def written(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_number_is_in_the_file_at_once(run: Path) -> None:
+def test_logged_number_is_in_the_file_at_once(run: Path) -> None:
     before = time.time()
     log(3, loss=0.5, accuracy=1)
     (record,) = written(run)
@@ -58,7 +58,7 @@ def test_a_number_is_in_the_file_at_once(run: Path) -> None:
     assert record == {"rank": 1, "attempt": 2, "step": 3, "loss": 0.5, "accuracy": 1.0}
 
 
-def test_what_counts_as_a_number(run: Path) -> None:
+def test_numpy_and_bool_values_are_logged_as_numbers(run: Path) -> None:
     log(
         step=np.int64(4),
         flag=True,
@@ -215,9 +215,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     free[0] = 10**9
 
 
-def test_what_a_disk_that_was_full_did_not_take_is_written_later(
-    run: Path, disk: list[int]
-) -> None:
+def test_full_disk_records_are_written_later(run: Path, disk: list[int]) -> None:
     log(0, loss=0.0)
     disk[0] = 10  # the half of a line
     for step in range(1, 200):
@@ -230,7 +228,7 @@ def test_what_a_disk_that_was_full_did_not_take_is_written_later(
 
 
 @pytest.mark.parametrize("count", [1, 100], ids=["by the caller", "by the thread"])
-def test_a_disk_that_is_full_until_the_end_keeps_nobody_waiting(
+def test_full_disk_until_the_end_does_not_block(
     run: Path, disk: list[int], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     disk[0] = 0
@@ -255,7 +253,7 @@ def test_records_for_a_full_disk_have_a_limit(
     assert len(steps) < 20
 
 
-def test_an_error_of_the_thread_keeps_nobody_waiting(
+def test_writer_thread_error_does_not_block(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logging._reported.clear()
@@ -297,7 +295,7 @@ def test_under_torchrun_without_a_run_rank_0_prints(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_torch_is_not_imported_by_it(tmp_path: Path) -> None:
+def test_log_does_not_import_torch(tmp_path: Path) -> None:
     program = """
         import sys
         import tpunb
@@ -312,7 +310,7 @@ def test_torch_is_not_imported_by_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_process_that_just_ends_has_written_all(tmp_path: Path) -> None:
+def test_process_exit_writes_all_records(tmp_path: Path) -> None:
     program = "import tpunb\nfor step in range(500): tpunb.log(step, loss=0.5)"
     env = {**os.environ, "TPUNB_RUN": str(tmp_path), "RANK": "0"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)

@@ -18,7 +18,7 @@ from tpunb.training import MaskedMean, masked_loss, masked_mean
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_the_mean_is_that_of_float64(
+def test_masked_mean_equals_float64(
     shape: list[int], masked: int, dtype: torch.dtype, weighted: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ def test_along_a_dimension_it_is_the_mean_of_each(dim: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_does_not_count_reaches_neither_value_nor_gradient(bad: float) -> None:
+def test_masked_values_do_not_affect_value_or_gradient(bad: float) -> None:
     values = torch.tensor([1.0, bad, 3.0], requires_grad=True)
     mean = masked_mean(values, torch.tensor([True, False, True]))
     mean.backward()
@@ -56,7 +56,7 @@ def test_what_does_not_count_reaches_neither_value_nor_gradient(bad: float) -> N
     assert values.grad.tolist() == [0.5, 0.0, 0.5]
 
 
-def test_where_nothing_counts_all_is_zero() -> None:
+def test_empty_mask_gives_zero() -> None:
     values = torch.tensor([1.0, 2.0], requires_grad=True)
     mean = masked_loss(values, torch.zeros(2, dtype=torch.bool))
     mean.backward()

@@ -29,7 +29,7 @@ IMAGES = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=
 
 @settings(deadline=None)
 @given(LENGTHS, st.integers(1, 9), st.sampled_from([1, 8, 128]))
-def test_lengths_fit_into_few_buckets(lengths: list[int], most: int, multiple: int) -> None:
+def test_buckets_fit_all_lengths(lengths: list[int], most: int, multiple: int) -> None:
     buckets = Buckets.choose(lengths, most, multiple)
     assert 1 <= len(buckets.sizes) <= most
     groups = buckets.groups(lengths)
@@ -46,7 +46,7 @@ def test_lengths_fit_into_few_buckets(lengths: list[int], most: int, multiple: i
 
 @settings(deadline=None)
 @given(IMAGES, st.integers(1, 5))
-def test_images_fit_and_what_contains_a_batch_is_its_group(images: list[Size], most: int) -> None:
+def test_buckets_of_images_match_their_groups(images: list[Size], most: int) -> None:
     buckets = Buckets.choose(images, most, 32)
     assert 1 <= len(buckets.sizes) <= most
     groups = buckets.groups(images)
@@ -58,7 +58,7 @@ def test_images_fit_and_what_contains_a_batch_is_its_group(images: list[Size], m
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_little_more_is_padded_than_with_the_best_buckets(seed: int) -> None:
+def test_buckets_are_close_to_the_least_padding(seed: int) -> None:
     random.seed(seed)
     lengths = [min(200, int(random.lognormvariate(3.5, 0.8)) + 1) for _ in range(500)]
     corners = sorted({-(-length // 10) * 10 for length in lengths})
@@ -70,7 +70,7 @@ def test_little_more_is_padded_than_with_the_best_buckets(seed: int) -> None:
     assert sum(buckets.fit([length])[0] for length in lengths) <= 1.05 * best
 
 
-def test_many_sizes_take_no_long_time() -> None:
+def test_buckets_of_many_sizes_are_chosen_quickly() -> None:
     sizes = [(at % 997 + 1, at * 7 % 1009 + 1) for at in range(30_000)]
     assert len(Buckets.choose(sizes, 6, 1).sizes) == 6
 
@@ -84,7 +84,7 @@ def test_buckets_print_their_padding() -> None:
     assert str(Buckets(((64, 32), (8, 8)))) == "2 buckets: 8 × 8, 64 × 32; at most 2 batch shapes"
 
 
-def test_a_size_without_a_bucket_raises() -> None:
+def test_bucket_missing_for_a_size_raises() -> None:
     buckets = Buckets(((128,), (64,)))
     assert buckets.sizes == ((64,), (128,))
     with pytest.raises(ValueError, match="no bucket contains 129: the largest is 128"):
@@ -100,7 +100,7 @@ BUCKETS = Buckets(((4,), (8,), (16,)))
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=8), st.booleans())
-def test_sequences_are_where_the_mask_is(lengths: list[int], featured: bool) -> None:
+def test_padded_sequences_match_their_mask(lengths: list[int], featured: bool) -> None:
     samples = [torch.rand(length, 3) if featured else torch.rand(length) for length in lengths]
     batch, mask = pad_sequences(BUCKETS, -1.0)(samples)
     assert (batch.shape[1],) == BUCKETS.fit([max(lengths)])
@@ -113,7 +113,7 @@ def test_sequences_are_where_the_mask_is(lengths: list[int], featured: bool) -> 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=6))
-def test_images_are_at_the_top_left(sizes: list[tuple[int, int]]) -> None:
+def test_padded_images_are_at_the_top_left(sizes: list[tuple[int, int]]) -> None:
     buckets = Buckets.choose(sizes, 3, 4)
     groups = buckets.groups(sizes)
     sizes = [size for size, group in zip(sizes, groups, strict=True) if group == groups[0]]
@@ -155,7 +155,7 @@ PADDED = [[0, 1, 2, -9, -9, -9, -9, -9], [0, 1, 2, 3, 4, 5, -9, -9]]
         (Sample, "tokens", lambda b: (b.tokens, b.label)),
     ],
 )
-def test_fields_are_padded_and_others_collated(make: Any, field: Any, get: Any) -> None:
+def test_padding_of_one_field_collates_the_others(make: Any, field: Any, get: Any) -> None:
     samples = [make(tokens, at) for at, tokens in enumerate(TOKENS)]
     batch, mask = pad_sequences(BUCKETS, {field: -9})(samples)
     assert type(batch) is (tuple if type(samples[0]) is list else type(samples[0]))
@@ -166,7 +166,7 @@ def test_fields_are_padded_and_others_collated(make: Any, field: Any, get: Any) 
     assert mask.sum(1).tolist() == [3, 6]
 
 
-def test_several_fields_of_a_sample_have_their_own_filling() -> None:
+def test_padding_fills_each_field_with_its_own_value() -> None:
     samples = [{"ids": tokens, "labels": tokens * 2} for tokens in TOKENS]
     batch, _ = pad_sequences(BUCKETS, {"ids": 0, "labels": -100})(samples)
     assert batch["ids"][0].tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
@@ -176,7 +176,7 @@ def test_several_fields_of_a_sample_have_their_own_filling() -> None:
         pad_sequences(BUCKETS, {"ids": 0, "labels": -100})(samples)
 
 
-def test_a_tall_and_a_wide_image_are_of_two_batches() -> None:
+def test_padding_of_tall_and_wide_images_in_one_batch_raises() -> None:
     images = [torch.zeros(3, 4, 16), torch.zeros(3, 16, 4)]
     buckets = Buckets.choose([tuple(image.shape[1:]) for image in images], 2, 1)
     with pytest.raises(ValueError, match=r"16 × 16: .* several buckets: shard\(…, groups="):
@@ -192,12 +192,12 @@ def test_too_long_sequences_raise_or_are_cut() -> None:
     assert mask.sum(1).tolist() == [16, 2]
 
 
-def test_a_field_must_be_named_where_there_are_several() -> None:
+def test_padding_of_a_dict_needs_a_field_name() -> None:
     with pytest.raises(TypeError, match=r"a dict is not a tensor: .*fill=\{'input_ids': 0"):
         pad_sequences(BUCKETS)([{"input_ids": torch.zeros(3)}])
 
 
-def test_with_groups_all_ranks_have_one_shape_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_groups_give_all_ranks_one_shape_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 400, (301,), generator=generator).tolist()
     buckets = Buckets.choose(lengths, 4)

@@ -121,7 +121,7 @@ def test_downcast_variables_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     bf16()
 
 
-def test_it_can_be_used_again_and_as_a_decorator() -> None:
+def test_bf16_is_reusable_and_a_decorator() -> None:
     x, short = torch.ones(2, 2), bf16()
     for _ in range(2):
         with short:
@@ -131,7 +131,7 @@ def test_it_can_be_used_again_and_as_a_decorator() -> None:
     assert [product().dtype, product().dtype] == [torch.bfloat16, torch.bfloat16]
 
 
-def test_a_parameter_switches_it() -> None:
+def test_bf16_enabled_parameter() -> None:
     x = torch.ones(2, 2)
     for enabled, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         with bf16(enabled):

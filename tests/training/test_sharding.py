@@ -253,7 +253,7 @@ def test_the_length_depends_on_the_current_world_size(as_rank: As) -> None:
 
 @pytest.mark.parametrize("data", [[], torch.empty(0, 3), Stream(0)])
 @pytest.mark.parametrize("remainder", REMAINDERS)
-def test_no_samples_are_an_empty_loop(data: Any, remainder: Remainder, as_rank: As) -> None:
+def test_shard_of_no_samples_is_an_empty_loop(data: Any, remainder: Remainder, as_rank: As) -> None:
     for world in (1, 3):
         as_rank(0, world)
         assert list(shard(data, 4, remainder=remainder)) == []
@@ -317,7 +317,7 @@ class WithoutLength(Dataset[int]):
         ),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(
+def test_shard_refuses_unsupported_data(
     make: Callable[[], Any], kind: type[Exception], said: str
 ) -> None:
     with pytest.raises(kind, match=said):

@@ -28,7 +28,7 @@ class Clock:
         self.logged.append({"step": step, "reduce": reduce, **values})
 
 
-def test_steps_that_compile_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_ignores_steps_that_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     speed = Throughput(flops=5.0)
     for seconds, compiles in [(60, 1), (50, 1), (2, 0), (2, 0), (30, 1), (1, 0)]:
@@ -43,14 +43,14 @@ def test_steps_that_compile_do_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
     assert logged["reduce"] == {"samples_per_second": "sum"}
 
 
-def test_nothing_but_compiling_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_of_compilation_only_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock(monkeypatch)
     speed = Throughput()
     speed.add(10)
     assert math.isnan(speed.stop())
 
 
-def test_flops_are_those_of_the_matrix_products() -> None:
+def test_training_flops_of_linear_layers() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     forward = 2 * 10 * (32 * 64 + 64 * 8)
     weights, inputs = forward, 2 * 10 * 64 * 8  # the data needs no gradient
@@ -58,7 +58,7 @@ def test_flops_are_those_of_the_matrix_products() -> None:
     assert all(p.grad is None and p.device.type == "cpu" for p in model.parameters())
 
 
-def test_models_with_names_and_dicts() -> None:
+def test_training_flops_with_keyword_inputs_and_dict_outputs() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -25,7 +25,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "progress.json"
 
 
-def test_nested_loops_are_told_outermost_first(told: Path) -> None:
+def test_track_reports_nested_loops_outermost_first(told: Path) -> None:
     import torch
 
     batches = [(torch.zeros(8, 2), torch.zeros(8))] * 3
@@ -44,7 +44,7 @@ def test_nested_loops_are_told_outermost_first(told: Path) -> None:
     assert json.loads(told.read_text())["bars"] == [{"name": "epoch", "done": 2, "total": 2}]
 
 
-def test_a_loop_that_is_left_is_forgotten(told: Path) -> None:
+def test_track_forgets_a_loop_left_by_break(told: Path) -> None:
     for _ in tpunb.track(iter("ab"), total=7):
         break
     list(tpunb.track([{"x": 1}]))
@@ -59,7 +59,7 @@ TRACKED = "import tpunb; assert list(tpunb.track('abc', name='letter')) == ['a',
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(("rank", "shown"), [(None, True), ("0", True), ("1", False)])
-def test_elsewhere_tqdm_shows_it_once(rank: str | None, shown: bool) -> None:
+def test_track_outside_a_run_shows_tqdm_once(rank: str | None, shown: bool) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "TPUNB_RUN")}
     if rank is not None:
         env["RANK"] = rank

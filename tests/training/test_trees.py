@@ -40,7 +40,7 @@ class Frozen:
     ],
     ids=lambda tree: type(tree).__name__,
 )
-def test_each_tensor_is_changed_and_nothing_else(tree: Any) -> None:
+def test_map_tensors_changes_tensors_only(tree: Any) -> None:
     before = str(leaves(tree))
     changed = map_tensors(lambda tensor: tensor * 2, tree)
     assert type(changed) is type(tree)
@@ -54,11 +54,11 @@ def test_each_tensor_is_changed_and_nothing_else(tree: Any) -> None:
     assert any(isinstance(leaf, torch.Tensor) for leaf in leaves(changed))
 
 
-def test_batches_and_outputs_of_transformers() -> None:
+def test_map_tensors_in_batches_and_outputs_of_transformers() -> None:
     from transformers.modeling_outputs import SequenceClassifierOutput
     from transformers.tokenization_utils_base import BatchEncoding
 
     output = SequenceClassifierOutput(logits=ONE, hidden_states=(ONE, ONE))
     for tree in (BatchEncoding({"input_ids": ONE, "attention_mask": ONE}), output):
-        test_each_tensor_is_changed_and_nothing_else(tree)
+        test_map_tensors_changes_tensors_only(tree)
     assert map_tensors(lambda tensor: tensor + 1, output).logits.item() == 2.0

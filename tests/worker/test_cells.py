@@ -33,7 +33,7 @@ def raised(train: str, folder: Path) -> tuple[BaseException, RunDir, RunSpec]:
         ("a = (1 +\n     )", ")"),
     ],
 )
-def test_the_column_of_the_expression_that_failed(train: str, name: str, tmp_path: Path) -> None:
+def test_failure_column_of_the_expression(train: str, name: str, tmp_path: Path) -> None:
     error, run, spec = raised(train, tmp_path)
     said = describe_error(error, run, spec)
     column = train.split("\n")[1].index(name)
@@ -42,7 +42,7 @@ def test_the_column_of_the_expression_that_failed(train: str, name: str, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["'x' * 30_000_000", "'line\\n' * 3_000_000"])
-def test_a_long_text_is_cut_where_it_is_described(
+def test_failure_message_and_traceback_are_cut_if_long(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error, run, spec = raised(f"raise ValueError('begin ' + {text} + ' end')", tmp_path)
@@ -56,7 +56,7 @@ def test_a_long_text_is_cut_where_it_is_described(
         assert part.count("\n") < MOST_LINES + 10
 
 
-def test_causes_that_form_a_circle_are_told_once(tmp_path: Path) -> None:
+def test_traceback_of_circular_exception_causes(tmp_path: Path) -> None:
     circle = "a, b = ValueError('a'), KeyError('b')\na.__cause__, b.__cause__ = b, a\nraise a"
     said = describe_error(*raised(circle, tmp_path))
     assert said["traceback"].count("ValueError: a") == 1
@@ -64,7 +64,7 @@ def test_causes_that_form_a_circle_are_told_once(tmp_path: Path) -> None:
     assert said["traceback"].index("KeyError") < said["traceback"].index("ValueError")
 
 
-def test_a_long_chain_ends_with_the_exception_itself(tmp_path: Path) -> None:
+def test_traceback_of_a_long_exception_chain_is_cut(tmp_path: Path) -> None:
     chain = (
         "def go(depth):\n    try: go(depth - 1) if depth else 1 / 0\n"
         "    except Exception: raise ValueError(depth)\ngo(100)"
@@ -76,7 +76,7 @@ def test_a_long_chain_ends_with_the_exception_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hook", ["lambda *error: 1 / 0", "lambda *error: exit(0)", "None"])
-def test_a_broken_excepthook_hides_nothing(
+def test_traceback_is_shown_despite_a_broken_excepthook(
     hook: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -92,7 +92,7 @@ def test_a_broken_excepthook_hides_nothing(
     assert said.endswith("KeyError: 'mine'\n")
 
 
-def test_the_time_of_an_error_is_the_machine_s(
+def test_failure_time_ignores_a_patched_time_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the user's code replaces `time.time` (freezegun)."""

@@ -60,7 +60,7 @@ own = [end for end in ends(os.getpid()) if end[1] != "0100007F"]
 """
 
 
-def test_a_rehearsal_listens_on_the_loopback_interface_alone_and_looks_up_no_name(
+def test_rehearsal_listens_on_loopback_only_and_resolves_no_name(
     driver: Driver,
 ) -> None:
     seen = driver.run([LOOKUPS], SOCKETS, returns=["total", "agent", "own"])

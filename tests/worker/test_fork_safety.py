@@ -55,7 +55,7 @@ def check_refusal(ranks: Ranks, library: str) -> None:
         ("ff e0", False),  # jmp rax
     ],
 )
-def test_only_what_follows_a_call_is_a_return_address(code: str, is_call: bool) -> None:
+def test_return_addresses_follow_a_call_instruction(code: str, is_call: bool) -> None:
     """Pointers to functions of libnccl, in its thread-local data, were taken for its threads."""
     before = bytes.fromhex(code).rjust(8, b"\x90")
     assert (fork_safety._CALL.search(before) is not None) == is_call

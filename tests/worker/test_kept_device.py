@@ -21,7 +21,7 @@ TOLD = "PJRT_DEVICE=TPU is ignored: this run is a rehearsal on CPU"
     ("prelude", "before"),
     [([SET], ""), ([], SET), ([], "import torch_xla.runtime as xr; xr.set_device_type('TPU')")],
 )
-def test_the_device_stays_the_cpu_and_one_line_says_so(
+def test_pjrt_device_set_by_a_cell_stays_cpu_with_a_note(
     driver: Driver, prelude: list[str], before: str
 ) -> None:
     seen = driver.run(prelude, before + USED)
@@ -30,7 +30,7 @@ def test_the_device_stays_the_cpu_and_one_line_says_so(
     assert sorted(said) == sorted([TOLD, *2 * ["CPU"], *2 * ["xla:0 CPU CPU"]])
 
 
-def test_it_may_still_be_removed(driver: Driver) -> None:
+def test_pjrt_device_variable_can_be_removed(driver: Driver) -> None:
     cell = """
     import os
     before = dict(os.environ)

@@ -126,7 +126,7 @@ def plain_state(value: object) -> object:
 
 @settings(max_examples=400)
 @given(steps=STEPS, below=st.frozensets(st.sampled_from(CELLS), max_size=2))
-def test_the_ranks_have_the_kernels_plain_values(
+def test_ranks_get_plain_kernel_values_after_any_edits(
     steps: Sequence[tuple[str, str | None]], below: frozenset[str]
 ) -> None:
     """For any sequence of executing and editing cells, also below the train cell."""
@@ -154,7 +154,7 @@ def lines(taken: Taken) -> list[str]:
 
 
 class TestWhatIsTaken:
-    def test_a_number_that_a_cell_below_has_changed(self) -> None:
+    def test_kernel_value_changed_by_a_cell_below_is_taken(self) -> None:
         made = notebook("print(lr)", "lr = 0.01", "lr = 0.1")
         made.below = frozenset({"2"})
         taken, namespace = made.start()
@@ -162,14 +162,14 @@ class TestWhatIsTaken:
         assert lines(taken) == ["lr: 0.1 from the kernel; cell [1] makes 0.01"]
         assert taken.parameters == {"lr": 0.1}
 
-    def test_a_name_that_no_cell_makes(self) -> None:
+    def test_kernel_value_that_no_cell_makes_is_taken(self) -> None:
         made = notebook("print(lr)", "x = 1")
         made.kernel["lr"] = 0.1
         taken, namespace = made.start()
         assert namespace["lr"] == 0.1
         assert lines(taken) == ["lr: 0.1 from the kernel; no cell of this run makes it"]
 
-    def test_names_that_functions_and_methods_read(self) -> None:
+    def test_kernel_values_read_by_functions_and_methods_are_taken(self) -> None:
         made = notebook(
             "f()\nmodel",
             "a = b = c = d = 1",
@@ -182,7 +182,7 @@ class TestWhatIsTaken:
         assert taken.parameters == {"a": 2, "b": 2}
         assert (namespace["c"], namespace["d"]) == (1, 1)
 
-    def test_names_that_the_train_cell_binds_first_are_its_own(self) -> None:
+    def test_names_bound_by_the_train_cell_are_not_taken(self) -> None:
         made = notebook(
             """
             for a in range(3):
@@ -202,7 +202,7 @@ class TestWhatIsTaken:
         taken, _ = made.start()
         assert taken.parameters == {"d": 2, "b": 2}  # the loop may have no rounds
 
-    def test_settings_in_what_is_not_plain(self) -> None:
+    def test_kernel_settings_inside_objects_are_taken(self) -> None:
         made = notebook(
             "print(config, CFG, args, point, old, state)",
             """
@@ -251,7 +251,7 @@ class TestWhatIsTaken:
         assert "config['lr']: 2 from the kernel; cell [1] makes 1" in [n for _, n in taken.notes]
         assert lines(taken)[-1].startswith("from the kernel as well: ")
 
-    def test_one_object_with_two_names_that_are_two_in_the_kernel(self) -> None:
+    def test_two_kernel_objects_that_share_one_object_in_the_run(self) -> None:
         made = notebook("print(a, b)", "a = b = {'k': 1, 'l': 2}", "a = {'k': 3}; b = {'k': 4}")
         made.below = frozenset({"2"})
         _, namespace = made.start()
@@ -274,7 +274,7 @@ class TestWhatIsTaken:
 
 
 class TestWhatIsNotTaken:
-    def test_what_the_cells_make_anew_and_have_made_more_of(self) -> None:
+    def test_values_that_later_cells_derive_from_are_not_taken(self) -> None:
         """The order of a set may differ between processes; the class numbers match this order."""
         made = notebook(
             "print(classes, y)",
@@ -298,7 +298,7 @@ class TestWhatIsNotTaken:
             "(cell [2]; ['a', 'b'] in the kernel), y (cell [3])"
         )
 
-    def test_what_each_process_and_each_rank_has_of_its_own(self) -> None:
+    def test_rank_and_time_values_of_a_process_are_not_taken(self) -> None:
         made = notebook(
             "print(rank, stamp)",
             "import os, time\nrank = int(os.environ.get('RANK', 7))\nstamp = time.time()",
@@ -312,7 +312,7 @@ class TestWhatIsNotTaken:
         assert namespace["rank"] == 7
         assert namespace["stamp"] != stamp
 
-    def test_tensors_arrays_and_models_are_told_in_one_line(self) -> None:
+    def test_changed_tensors_and_models_are_noted_in_one_line(self) -> None:
         made = notebook(
             "print(x, model, table, same)",
             """
@@ -332,7 +332,7 @@ class TestWhatIsNotTaken:
             "model (cell [1]), table (cell [1])"
         ]
 
-    def test_secrets(self) -> None:
+    def test_secrets_are_not_taken(self) -> None:
         made = notebook("print(api_key, url)", "api_key = 'old'\nurl = 'https://a'")
         made.run("2", "api_key = 'new-one'; url = 'https://me:pass@host'")
         made.below = frozenset({"2"})
@@ -348,7 +348,7 @@ class TestWhatIsNotTaken:
         assert "what may be a secret is not taken over" in line
         assert "new-one" not in line
 
-    def test_rounding_of_what_is_computed(self) -> None:
+    def test_rounding_differences_are_not_taken(self) -> None:
         made = notebook("print(mean)", "import torch\nx = torch.ones(2) / 4\nmean = float(x.sum())")
         made.kernel["mean"] = 0.5 + 1e-9
         taken, namespace = made.start()
@@ -356,7 +356,7 @@ class TestWhatIsNotTaken:
         assert lines(taken) == []
 
 
-def test_cells_that_have_used_the_other_value_are_named() -> None:
+def test_note_names_cells_that_used_the_old_value() -> None:
     made = notebook("print(lr, opt)", "lr = 0.01", "opt = [lr]", "lr = 0.1")
     made.below = frozenset({"3"})
     assert lines(made.start()[0]) == ["lr: 0.1 from the kernel; cell [1] makes 0.01"]
@@ -368,7 +368,7 @@ def test_cells_that_have_used_the_other_value_are_named() -> None:
     )
 
 
-def test_an_object_of_two_names_is_not_changed_under_one_of_them() -> None:
+def test_object_with_two_names_is_not_changed_under_one() -> None:
     made = notebook("print(a, c)", "c = {'k': 2}", "a = {'k': [], 'f': print}", "a = c")
     made.run("2")  # in the kernel two objects again, in the run one
     taken, namespace = made.start()
@@ -395,7 +395,7 @@ class HostileMeta(type):
 
 
 @pytest.mark.parametrize("kind", ["Hostile", "Meta", "Text", "Items", "Number"])
-def test_no_code_of_a_users_class_runs(kind: str) -> None:
+def test_comparison_runs_no_code_of_user_classes(kind: str) -> None:
     class Text(str):
         __eq__ = __hash__ = __repr__ = __str__ = __len__ = Hostile._raise
 

@@ -34,7 +34,7 @@ def copy() -> Copy:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_fork_handler_that_hangs_costs_a_run_only_the_next_copy(
+def test_prelude_copy_with_a_hanging_fork_handler_is_given_up(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_safety, "CHILD_WAIT", 0.2)
@@ -47,7 +47,7 @@ def test_a_fork_handler_that_hangs_costs_a_run_only_the_next_copy(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_another_thread_may_have_waited_for_the_process(copy: Copy) -> None:
+def test_prelude_copy_reaped_by_another_thread(copy: Copy) -> None:
     copy.await_successor()
     copy._between = os.fork()
     if copy._between == 0:

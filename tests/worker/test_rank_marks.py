@@ -24,7 +24,7 @@ def in_fork(act) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_rank_s_mark_is_seen_by_the_process_that_forked_it() -> None:
+def test_rank_mark_is_visible_to_the_parent_process() -> None:
     marks = RankMarks(3)
     assert [marks.of(rank).read() for rank in range(3)] == [Mark.NONE] * 3
     in_fork(marks.of(1).finish)
@@ -32,7 +32,7 @@ def test_a_rank_s_mark_is_seen_by_the_process_that_forked_it() -> None:
     assert not marks.any_failed()
 
 
-def test_the_first_failure_stays(tmp_path: Path) -> None:
+def test_first_failure_of_a_rank_is_kept(tmp_path: Path) -> None:
     mark, file = RankMarks(1).of(0), tmp_path / "error.json"
     mark.fail({"type": "First"}, file)
     mark.fail({"type": "Second"}, file)
@@ -53,7 +53,9 @@ def _no_bytes() -> None:
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("limit", [_no_descriptors, _no_bytes])
 @pytest.mark.parametrize("length", [10, 1_000_000])
-def test_what_a_rank_cannot_write_the_runner_writes(tmp_path: Path, limit, length: int) -> None:
+def test_failure_file_a_rank_cannot_write_is_written_by_the_runner(
+    tmp_path: Path, limit, length: int
+) -> None:
     marks, file = RankMarks(2), tmp_path / "error.json"
     described = {"type": "OSError", "message": "\u00e9", "traceback": "x" * length}
 

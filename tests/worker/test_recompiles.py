@@ -83,24 +83,24 @@ def told(folder: Path, sizes: list[int], program: str = LOOP) -> list[tuple[int,
 
 
 @pytest.mark.parametrize("program", [LOOP, IN_A_FUNCTION], ids=["cell", "function"])
-def test_the_step_and_the_tensor_are_named(tmp_path: Path, program: str) -> None:
+def test_recompile_note_names_step_and_tensor(tmp_path: Path, program: str) -> None:
     assert told(tmp_path, [32] * 9 + [17, 32], program) == [
         (10, "batch['x'] has 17 rows, 32 before")
     ]
 
 
-def test_first_steps_and_equal_ones_are_no_news(tmp_path: Path) -> None:
+def test_recompile_note_omits_first_and_equal_steps(tmp_path: Path) -> None:
     assert told(tmp_path, [8, 16, 32, 32, 32]) == []
     assert told(tmp_path, [32, 32, 32, 32, 8, 32, 8, 32]) == [
         (5, "batch['x'] has 8 rows, 32 before")
     ]
 
 
-def test_what_is_new_at_every_step_is_told_a_few_times(tmp_path: Path) -> None:
+def test_recompile_notes_are_limited_if_every_step_is_new(tmp_path: Path) -> None:
     assert len(told(tmp_path, list(range(1, 60)))) == MOST
 
 
-def test_a_number_is_named_that_changes_where_a_program_is_new(tmp_path: Path) -> None:
+def test_recompile_note_names_a_changed_number(tmp_path: Path) -> None:
     program = """
 for step in range(12):
     power = 2 if step < 6 else 3
@@ -113,7 +113,7 @@ for step in range(12):
     ]
 
 
-def test_a_number_that_changes_at_every_step_is_named_if_every_step_is_new(tmp_path: Path) -> None:
+def test_recompile_note_names_a_number_that_changes_at_every_step(tmp_path: Path) -> None:
     program = """
 for step in range(6):
     loss = 0.5 / (1 + step)
@@ -138,13 +138,13 @@ for step in range(12):
 BY_OPERATIONS = "other operations ran than in the steps before; %%tpu_debug names the line"
 
 
-def test_a_branch_that_was_never_taken_is_noticed(tmp_path: Path) -> None:
+def test_recompile_note_for_a_new_branch(tmp_path: Path) -> None:
     assert look_at(tmp_path, BRANCH.format(condition="step == 7")) == [
         RecompileNote(8, "line 9 of script.py", BY_OPERATIONS, 1.0)
     ]
 
 
-def test_operations_that_do_not_run_are_told(tmp_path: Path) -> None:
+def test_recompile_note_for_operations_that_do_not_run(tmp_path: Path) -> None:
     program = """
 run_it = run
 for step in range(12):
@@ -170,7 +170,7 @@ COLLECTIVE = (
 )
 
 
-def test_a_rehearsed_collective_has_a_part_of_the_step_compiled(tmp_path: Path) -> None:
+def test_recompile_note_with_a_rehearsed_collective(tmp_path: Path) -> None:
     inside = COLLECTIVE.format(power="power")
     program = "def reduce():\n    monitor.computed()\n" + EPOCHS.format(inside=inside, after="")
     [found] = look_at(tmp_path, program)
@@ -215,11 +215,11 @@ for step in range(12):
     ],
     ids=["accumulation", "a value", "threads"],
 )
-def test_what_is_no_other_step_is_no_news(tmp_path: Path, program: str) -> None:
+def test_recompile_note_is_not_given_for_equal_steps(tmp_path: Path, program: str) -> None:
     assert look_at(tmp_path, program) == []
 
 
-def test_what_leaves_the_device_at_every_step_is_told_once(tmp_path: Path) -> None:
+def test_cpu_fallback_at_every_step_is_noted_once(tmp_path: Path) -> None:
     program = """
 for step in range(60):
     counted.reads += {count}
@@ -231,7 +231,7 @@ for step in range(60):
     assert found == [RecompileNote(COUNTED[1], "line 5 of script.py", reason, None)]
 
 
-def test_what_leaves_it_now_and_then_is_not_told(tmp_path: Path) -> None:
+def test_cpu_fallback_at_some_steps_is_not_noted(tmp_path: Path) -> None:
     program = """
 for step in range(60):
     counted.reads += step % 2
@@ -241,7 +241,7 @@ for step in range(60):
     assert look_at(tmp_path, program) == []
 
 
-def test_differences() -> None:
+def test_recompile_difference_in_words() -> None:
     f32, i64 = torch.float32, torch.int64
     before = {"x": ((32, 6), f32), "y": ((32,), f32)}
     assert difference(before, before) == ""
@@ -262,7 +262,7 @@ def tell(
     append_text(path, json.dumps(news) + "\n")
 
 
-def test_equal_news_of_ranks_is_one_line(tmp_path: Path) -> None:
+def test_recompile_notes_of_ranks_are_joined(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     notes = RecompileNotes(run, 0, range(3))
     assert notes.read(last=True) == []
@@ -276,7 +276,7 @@ def test_equal_news_of_ranks_is_one_line(tmp_path: Path) -> None:
     notes.close()
 
 
-def test_what_ranks_do_at_every_step_is_one_line(tmp_path: Path) -> None:
+def test_cpu_read_notes_of_ranks_are_joined(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     notes = RecompileNotes(run, 0, range(2))
     for rank in range(2):
@@ -285,7 +285,7 @@ def test_what_ranks_do_at_every_step_is_one_line(tmp_path: Path) -> None:
     notes.close()
 
 
-def test_news_waits_for_the_other_ranks(tmp_path: Path) -> None:
+def test_recompile_notes_wait_for_the_other_ranks(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     time = 0.0
     notes = RecompileNotes(run, 0, range(2), clock=lambda: time)
@@ -379,7 +379,7 @@ def nb(starts_processes: None, tmp_path: Path) -> Iterator[Kernel]:
         yield notebook
 
 
-def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -> None:
+def test_recompile_notes_and_profile_trace_of_a_run(nb: Kernel) -> None:
     ran = nb.run(TRAIN).good()
     cell = f"cell [{ran.number}], line"
     constant = f"power is 3, 2 before ({cell} 27)"
@@ -408,7 +408,7 @@ def test_a_run_says_which_rank_compiled_again_and_writes_its_trace(nb: Kernel) -
 
 
 @pytest.mark.parametrize("line", ['{"step": 1, "pla', "[1]", '{"step": 1}', "7"])
-def test_a_note_that_a_full_disk_has_cut_off_is_left_out(tmp_path: Path, line: str) -> None:
+def test_recompile_note_cut_off_by_a_full_disk_is_skipped(tmp_path: Path, line: str) -> None:
     run = RunDir(tmp_path)
     notes = RecompileNotes(run, 0, range(2))
     tell(run, 0, 13)

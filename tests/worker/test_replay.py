@@ -50,13 +50,13 @@ def execute(source: str, *, prelude: bool) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("source", ONCE.values(), ids=ONCE)
-def test_what_was_done_in_the_kernel_is_no_error(source: str) -> None:
+def test_replay_tolerates_what_the_kernel_has_done_before(source: str) -> None:
     assert execute(source, prelude=True)["end"]
     assert "THERE" not in os.environ or "THERE" not in source
 
 
 @pytest.mark.parametrize("source", ONCE.values(), ids=ONCE)
-def test_a_function_that_the_train_cell_calls_has_not_run_before(source: str) -> None:
+def test_replay_raises_in_functions_called_by_the_train_cell(source: str) -> None:
     with pytest.raises((OSError, KeyError)) as raised:
         execute(source, prelude=False)
     shown = traceback.extract_tb(raised.value.__traceback__)
@@ -76,7 +76,7 @@ def test_a_function_that_the_train_cell_calls_has_not_run_before(source: str) ->
         """,
     ],
 )
-def test_what_the_cells_handle_themselves_stays(source: str) -> None:
+def test_replay_keeps_error_handling_of_the_cells(source: str) -> None:
     assert execute(source, prelude=True)["new"] is False
 
 
@@ -84,12 +84,12 @@ def test_what_the_cells_handle_themselves_stays(source: str) -> None:
     "source",
     ["os.mkdir('no/folder')", "[].remove(1)", "v = os.environ.pop('GONE')", "os.environ['GONE']"],
 )
-def test_other_errors_are_errors(source: str) -> None:
+def test_replay_raises_other_errors(source: str) -> None:
     with pytest.raises((OSError, ValueError, KeyError)):
         execute(source, prelude=True)
 
 
-def test_nothing_else_is_touched() -> None:
+def test_replay_leaves_other_code_unchanged() -> None:
     source = "os.environ.pop('GONE', None)\nx = os.mkdir\ndel x\ndata.append(3)\n"
     tree = ast.parse(source)
     before = ast.dump(tree, include_attributes=True)

@@ -40,7 +40,7 @@ def run(folder: Path, code: str, rank: str = "1") -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_nested_tasks_are_told_outermost_first(tmp_path: Path) -> None:
+def test_rich_nested_tasks_are_reported_outermost_first(tmp_path: Path) -> None:
     code = """
 from rich.progress import Progress
 seen = []
@@ -66,7 +66,7 @@ print(json.dumps([seen[4], told()]))
 
 
 @pytest.mark.parametrize("disabled", [True, False])
-def test_track_and_what_is_switched_off(tmp_path: Path, disabled: bool) -> None:
+def test_rich_track_and_disabled_track(tmp_path: Path, disabled: bool) -> None:
     code = f"""
 from rich.progress import track
 for _ in track(range(4), description="reading", disable={disabled}):

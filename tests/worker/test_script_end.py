@@ -15,19 +15,19 @@ from tpunb.worker import script_end
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("value", [None, 0, 3, 257, -1, True, False, 0.0, "text", (), ""])
-def test_the_exit_code_is_python_s(value: object) -> None:
+def test_exit_code_equals_that_of_python(value: object) -> None:
     code = f"import sys; sys.exit({value!r})"
     ended = subprocess.run([sys.executable, "-S", "-c", code], stderr=subprocess.DEVNULL)
     assert script_end.exit_code(SystemExit(value)) == ended.returncode
 
 
 @pytest.mark.parametrize("value", [256, 1 << 80])
-def test_what_the_system_would_cut_to_0_is_no_good_end(value: int) -> None:
+def test_exit_code_that_wraps_to_0_is_a_failure(value: int) -> None:
     assert script_end.exit_code(SystemExit(value)) == 1
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_fork_has_none_of_its_parent_s_children() -> None:
+def test_fork_disowns_child_processes_of_its_parent() -> None:
     """Private names of multiprocessing, which `active_children` uses."""
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
@@ -59,7 +59,7 @@ def plain(number: int = 0, frame: object = None) -> None:
     ("number", "named"),
     [(signal.SIGTERM, "SIGTERM"), (signal.SIGUSR1, "SIGUSR1"), (signal.SIGINT, "")],
 )
-def test_an_exit_in_the_handler_of_a_signal(
+def test_exit_in_a_signal_handler_names_the_signal(
     handler: Callable[..., object], number: signal.Signals, named: str
 ) -> None:
     before = signal.signal(number, handler)

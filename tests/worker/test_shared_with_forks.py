@@ -28,7 +28,9 @@ def seen_after(code: str) -> str:
     ],
     ids=["nothing", "pipe", "Arrow's pipe", "both"],
 )
-def test_a_pipe_that_a_fork_has_not_got_is_not_shared(ranks: Ranks, code: str, words: str) -> None:
+def test_resources_shared_with_forks_exclude_closed_pipes(
+    ranks: Ranks, code: str, words: str
+) -> None:
     assert ranks.values(seen_after, 1, code) == [words]
 
 

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.mark.parametrize("failing", ["mkdir", "start_trace", "stop_trace"])
-def test_a_full_disk_is_only_said(
+def test_profile_on_a_full_disk_is_only_noted(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     calls = dict.fromkeys(("start_trace", "stop_trace"), lambda *folder: None)
@@ -47,7 +47,7 @@ def test_a_full_disk_is_only_said(
     assert run.step_times(0, 1).exists()  # where the time went is known without it
 
 
-def test_where_nothing_can_be_written_nothing_is_said_either(
+def test_profile_and_note_that_cannot_be_written_end_nothing(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profiler = SimpleNamespace(start_trace=fail(OSError), stop_trace=fail(OSError))

@@ -79,7 +79,7 @@ class Config:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_nothing_is_none_and_makes_nothing() -> None:
+def test_load_without_a_checkpoint_returns_none() -> None:
     assert load() is None
     assert not Path("checkpoints").exists()
 
@@ -89,7 +89,7 @@ def test_the_names_of_the_package() -> None:
     assert tpunb.load is load
 
 
-def test_what_was_saved_comes_back() -> None:
+def test_saved_values_of_all_types_are_loaded() -> None:
     state = {
         "bf16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
         "bool": torch.tensor([True, False]),
@@ -164,7 +164,7 @@ def test_shared_tensors_stay_shared() -> None:
     assert back["b"][0] == back["part"][0] == 5
 
 
-def test_it_unpacks_into_what_save_was_given() -> None:
+def test_checkpoint_unpacks_into_state_and_step() -> None:
     save({"x": 1}, 3)
     state, step = loaded()
     assert (state, step) == ({"x": 1}, 3)
@@ -177,7 +177,7 @@ def test_plain_torch_reads_the_file() -> None:
     assert torch.equal(torch.load(files()[0], mmap=True)["x"], torch.ones(3))
 
 
-def test_the_last_three_stay() -> None:
+def test_save_keeps_the_last_three() -> None:
     for step in (10, 20, 30, 40, 50):
         save({"x": step}, step)
     assert [re.sub(r"-\w{8}\.pt", "", path.name) for path in files()] == [
@@ -196,7 +196,7 @@ def test_the_newest_is_the_one_saved_last() -> None:
     assert loaded().state == loaded(step=10).state == "the same step again"
 
 
-def test_a_step_that_is_not_there() -> None:
+def test_load_of_a_missing_step_is_an_error() -> None:
     save("x", 10)
     with pytest.raises(CheckpointError, match=r"no whole checkpoint of step 11 in .*checkpoints"):
         load(step=11)
@@ -211,7 +211,7 @@ def test_a_step_that_is_not_there() -> None:
         (-1, ValueError, "must not be negative: -1"),
     ],
 )
-def test_bad_steps(step: Any, kind: type[Exception], said: str) -> None:
+def test_save_of_invalid_steps_is_refused(step: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         save({}, step)
     assert not Path("checkpoints").exists()
@@ -220,7 +220,7 @@ def test_bad_steps(step: Any, kind: type[Exception], said: str) -> None:
 
 
 class TestPlaces:
-    def test_a_folder_and_a_variable(
+    def test_checkpoint_folder_by_path_or_variable(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_rank: Rank
     ) -> None:
         save("here", 1, path=tmp_path / "deep" / "er")
@@ -231,14 +231,12 @@ class TestPlaces:
         save("named", 2)
         assert loaded().path.startswith(str(tmp_path / "named"))
 
-    def test_a_run_has_its_own(self, as_rank: Rank) -> None:
+    def test_checkpoint_folder_of_a_run(self, as_rank: Rank) -> None:
         as_rank(0)
         save("in the run", 1)
         assert loaded().path == str(files(as_rank.run / "checkpoints")[0])
 
-    def test_a_run_folder_can_be_named(
-        self, as_rank: Rank, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_load_from_a_run_folder(self, as_rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
         as_rank(0)
         save("in the run", 1)
         (as_rank.run / "spec.json").touch()
@@ -246,7 +244,9 @@ class TestPlaces:
         assert loaded(path=as_rank.run).state == "in the run"
 
     @pytest.mark.parametrize("url", ["memory://bucket/run", "memory://bucket/run/"])
-    def test_a_url(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_checkpoint_save_and_load_at_a_url(
+        self, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert load(url) is None
         for step in range(5):
             save({"x": torch.full((1000,), step)}, step, path=url)
@@ -283,13 +283,13 @@ class TestPlaces:
         save("x", 1, path=f"file://{tmp_path}/urls")
         assert loaded(path=tmp_path / "urls").state == "x"
 
-    def test_urls_that_nothing_knows(self) -> None:
+    def test_checkpoint_url_of_an_unknown_kind_is_an_error(self) -> None:
         with pytest.raises(CheckpointError, match=r"nonsense://x: .*nonsense"):
             save("x", 1, path="nonsense://x")
         with pytest.raises(CheckpointError, match=r"nonsense://x: .*nonsense"):
             load("nonsense://x")
 
-    def test_resume(
+    def test_resume_variable_selects_the_checkpoints(
         self,
         as_rank: Rank,
         monkeypatch: pytest.MonkeyPatch,
@@ -311,7 +311,7 @@ class TestPlaces:
 
 
 class TestRanks:
-    def test_rank_0_writes_for_all(self, as_rank: Rank) -> None:
+    def test_rank_0_saves_for_all_ranks(self, as_rank: Rank) -> None:
         as_rank(1)
         save("of rank 1", 1)
         assert not as_rank.run.exists()
@@ -334,7 +334,7 @@ class TestRanks:
         save("nothing, in rank 1", 2)
         assert loaded().step == 2
 
-    def test_what_the_attempt_began_from_waits_for_late_ranks(self, as_rank: Rank) -> None:
+    def test_checkpoint_an_attempt_resumed_from_is_kept_for_late_ranks(self, as_rank: Rank) -> None:
         for attempt in range(3):
             as_rank(0, attempt)
             for step in range(attempt * 10, attempt * 10 + 6):
@@ -346,7 +346,7 @@ class TestRanks:
             found = load()
             assert (found.step if found else None) == (began if attempt else None)
 
-    def test_parts_of_all_ranks_end_the_waiting(self, as_rank: Rank) -> None:
+    def test_per_rank_parts_of_all_ranks_allow_removing_old_ones(self, as_rank: Rank) -> None:
         for attempt in range(2):
             for rank in (0, 1):
                 as_rank(rank, attempt)
@@ -354,7 +354,7 @@ class TestRanks:
                     save(step, step, per_rank=True)
         assert len(files(as_rank.run / "checkpoints")) == 3 * 2
 
-    def test_under_torchrun_on_several_hosts_all_is_seen(
+    def test_checkpoints_under_torchrun_on_several_hosts_are_found(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A later run may have the same variables, and must find the first run's checkpoints."""
@@ -366,7 +366,9 @@ class TestRanks:
         monkeypatch.setattr(api, "_processes", {})
         assert loaded().state == "x"
 
-    def test_every_rank_its_own(self, as_rank: Rank, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_per_rank_save_loads_the_newest_complete_step(
+        self, as_rank: Rank, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         for step in (10, 20):
             for rank in (0, 1):
                 as_rank(rank)
@@ -389,7 +391,7 @@ class TestRanks:
             as_rank(rank, attempt=2)
             assert loaded().state == state
 
-    def test_old_parts_go_when_the_new_ones_are_all_there(self, as_rank: Rank) -> None:
+    def test_old_per_rank_parts_are_removed_once_new_ones_are_complete(self, as_rank: Rank) -> None:
         for step in range(5):
             for rank in (0, 1):
                 as_rank(rank)
@@ -399,7 +401,7 @@ class TestRanks:
                 kept = step - 3 if rank == 0 else step - 2
                 assert steps == {str(s) for s in range(max(kept, 0), step + 1)}
 
-    def test_a_rank_that_comes_early_makes_no_checkpoint_an_old_one(self, as_rank: Rank) -> None:
+    def test_early_per_rank_save_is_not_treated_as_old(self, as_rank: Rank) -> None:
         as_rank.again(1)
         save("100 of 1", 100, per_rank=True)  # its plain saves write nothing: it is here first
         as_rank.again(0)
@@ -411,7 +413,7 @@ class TestRanks:
             assert loaded().state == f"100 of {rank}"
 
     @pytest.mark.parametrize("seed", range(8))
-    def test_in_any_order_of_ranks_the_newest_whole_one_loads(
+    def test_load_finds_the_newest_complete_one_in_any_order_of_ranks(
         self, as_rank: Rank, seed: int
     ) -> None:
         """Alternate plain and `per_rank` saves, by three ranks at different speeds."""
@@ -437,7 +439,7 @@ class TestRanks:
         assert [one.step for one in kept] == [11, 10, 9]
         assert not any(one.missing for one in kept)
 
-    def test_a_part_that_a_rank_will_not_add_any_more_goes(self, as_rank: Rank) -> None:
+    def test_incomplete_per_rank_checkpoint_is_removed(self, as_rank: Rank) -> None:
         as_rank.again(0)
         save("0 of 0", 0, per_rank=True)
         as_rank.again(1)
@@ -450,7 +452,7 @@ class TestRanks:
         stored = api._list(LocalStore(as_rank.run / "checkpoints"))
         assert [one.step for one in stored] == [4, 3, 2]
 
-    def test_one_changed_part_is_seen_by_every_rank(self, as_rank: Rank) -> None:
+    def test_corrupt_per_rank_part_is_skipped_by_every_rank(self, as_rank: Rank) -> None:
         for step in (10, 20):
             for rank in (0, 1):
                 as_rank(rank)
@@ -461,7 +463,7 @@ class TestRanks:
             as_rank(rank, attempt=1)
             assert loaded().step == 10
 
-    def test_another_number_of_ranks(self, as_rank: Rank) -> None:
+    def test_load_with_another_number_of_ranks(self, as_rank: Rank) -> None:
         for rank in (0, 1):
             as_rank(rank)
             save(rank, 5, per_rank=True)
@@ -474,7 +476,7 @@ class TestRanks:
         with pytest.raises(CheckpointError, match="parts of ranks 0 to 1, not 2"):
             load(rank=2)
 
-    def test_under_torchrun_attempts_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_torchrun_attempts_are_distinguished(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             monkeypatch.setenv(name, "2")
         monkeypatch.setenv("RANK", "0")
@@ -505,14 +507,14 @@ class TestRanks:
 
 
 class TestTrust:
-    def test_classes_need_it(self) -> None:
+    def test_load_of_classes_needs_weights_only_false(self) -> None:
         save({"config": Config(3)}, 1)
         said = r"more than data: rebuilding .*Config can run code.*load\(weights_only=False\)"
         with pytest.raises(CheckpointError, match=said):
             load()
         assert loaded(weights_only=False)["config"] == Config(3)
 
-    def test_a_url_does_not_run_code(self, tmp_path: Path) -> None:
+    def test_load_from_a_url_does_not_run_code(self, tmp_path: Path) -> None:
         class Evil:
             def __reduce__(self) -> Any:
                 return os.system, (f"touch {tmp_path}/ran",)
@@ -523,7 +525,7 @@ class TestTrust:
         assert not (tmp_path / "ran").exists()
         fsspec.filesystem("memory").rm("/evil", recursive=True)
 
-    def test_a_run_knows_itself(self, as_rank: Rank) -> None:
+    def test_run_trusts_classes_in_its_own_checkpoints(self, as_rank: Rank) -> None:
         as_rank(0)
         save({"config": Config(3)}, 1)
         as_rank(1, attempt=1)
@@ -531,7 +533,7 @@ class TestTrust:
         with pytest.raises(CheckpointError, match="more than data"):
             load(as_rank.run / "checkpoints", step=1)
 
-    def test_a_class_that_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_load_of_a_class_that_no_longer_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
         save(Config(3), 1)
         monkeypatch.delitem(globals(), "Config")
         with pytest.raises(CheckpointError, match=r"does not have .*Config.*define or import it"):
@@ -539,7 +541,7 @@ class TestTrust:
 
 
 class TestErrors:
-    def test_what_cannot_be_pickled_is_named(self) -> None:
+    def test_save_names_what_cannot_be_pickled(self) -> None:
         save("first", 1)
         state = {"model": {"w": torch.ones(2)}, "hooks": [1, {"on_end": lambda: None}]}
         said = (
@@ -551,7 +553,7 @@ class TestErrors:
         assert loaded().state == "first"
         assert len(files()) == 1
 
-    def test_a_lock_deep_in_an_object(self) -> None:
+    def test_save_names_a_lock_deep_in_an_object(self) -> None:
         config = Config(3)
         config.lock = threading.Lock()  # type: ignore[attr-defined]
         with pytest.raises(
@@ -559,7 +561,7 @@ class TestErrors:
         ):
             save([config], 2)
 
-    def test_a_place_that_is_no_folder(self, tmp_path: Path) -> None:
+    def test_checkpoint_path_that_is_not_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(
             CheckpointError, match=r"cannot write .*file/below: Not a directory.*path=…"
@@ -568,7 +570,7 @@ class TestErrors:
         with pytest.raises(CheckpointError, match=r"cannot read .*below.*Not a directory"):
             load(tmp_path / "file" / "below")
 
-    def test_it_shows_without_frames(self, tmp_path: Path) -> None:
+    def test_checkpoint_error_is_shown_without_frames(self, tmp_path: Path) -> None:
         error = CheckpointError("why", "where")
         assert error._render_traceback_() == ["CheckpointError: why"]
 
@@ -641,7 +643,7 @@ def _save_on_a_stop(run: str) -> tuple[float, float, int]:
     return during, after, int(unfinished[0].item())
 
 
-def test_on_a_stop_only_what_the_state_needs_is_computed(ranks: Ranks, tmp_path: Path) -> None:
+def test_save_on_a_stop_computes_only_pending_values(ranks: Ranks, tmp_path: Path) -> None:
     ((during, after, value),) = ranks.values(_save_on_a_stop, 1, str(tmp_path / "run"))
     assert after == during + 1  # the pending step, which all ranks start in the same way
     assert value == 3
@@ -657,7 +659,7 @@ class _Full:
         raise OSError(28, "No space left on device")
 
 
-def test_a_line_that_cannot_be_written_costs_no_checkpoint(
+def test_load_works_if_standard_error_is_full(
     outside_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save({"n": 1}, 1)

@@ -29,7 +29,7 @@ def run(name: object) -> RunDescription:
     return RunDescription(str(name), "2 CPU cores", 1.0)
 
 
-def test_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+def test_device_is_given_in_order_of_arrival(tmp_path: Path) -> None:
     first, second, third = (DeviceLock("chips", run(n), tmp_path) for n in range(3))
     other = DeviceLock("other", run(9), tmp_path)
     assert first.holder() is None
@@ -49,7 +49,7 @@ def test_in_the_order_in_which_they_came(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["", '{"run": "a', '{"run": "a", "later": 1}', "[" * 10_000])
-def test_a_damaged_ticket_still_counts(tmp_path: Path, written: str) -> None:
+def test_damaged_lock_ticket_still_counts(tmp_path: Path, written: str) -> None:
     """The disk was full when it was written, or another version wrote it."""
     first, second = (DeviceLock("chips", run(n), tmp_path) for n in range(2))
     (tmp_path / "chips.1").write_text(written)
@@ -62,7 +62,7 @@ def test_a_damaged_ticket_still_counts(tmp_path: Path, written: str) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
+def test_lock_of_a_dead_process_is_released(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TAKES, str(tmp_path), "theirs"],
         stdin=subprocess.PIPE,
@@ -82,7 +82,7 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_many_at_once_have_it_one_after_the_other(tmp_path: Path) -> None:
+def test_device_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Each process prints whether it has the device: exactly one has, and then the next."""
     commands = [[sys.executable, "-c", TAKES, str(tmp_path), str(number)] for number in range(8)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -99,7 +99,9 @@ def test_many_at_once_have_it_one_after_the_other(tmp_path: Path) -> None:
     ours.release()
 
 
-def test_the_place_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_folder_is_private_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = device_lock.lock_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.stat().st_uid == os.getuid()
@@ -115,7 +117,7 @@ def test_the_place_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.Monkey
         device_lock.lock_folder()
 
 
-def test_a_deleted_folder_of_tickets_ends_nothing(tmp_path: Path) -> None:
+def test_deleted_lock_folder_ends_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "tickets"
     folder.mkdir()
     first, second = (DeviceLock("chips", run(n), folder) for n in range(2))
@@ -125,7 +127,7 @@ def test_a_deleted_folder_of_tickets_ends_nothing(tmp_path: Path) -> None:
     first.release()
 
 
-def test_a_process_that_keeps_the_queue_locked_holds_up_nobody(tmp_path: Path) -> None:
+def test_suspended_process_holding_the_queue_does_not_block(tmp_path: Path) -> None:
     first = DeviceLock("chips", run("first"), tmp_path)
     with open(tmp_path / "chips.lock") as stopped:  # a process stopped with SIGSTOP at this point
         fcntl.flock(stopped, fcntl.LOCK_EX)

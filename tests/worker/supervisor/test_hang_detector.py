@@ -67,12 +67,12 @@ def ranks(tmp_path: Path) -> Ranks:
     return Ranks(tmp_path)
 
 
-def test_silence_for_longer_than_the_timeout_is_a_hang(ranks: Ranks) -> None:
+def test_hang_after_silence_longer_than_the_timeout(ranks: Ranks) -> None:
     assert not ranks.hung_after(TIMEOUT)
     assert ranks.hung_after(1.0)
 
 
-def test_a_rank_that_never_began_is_missed(ranks: Ranks) -> None:
+def test_hang_of_a_rank_that_never_began(ranks: Ranks) -> None:
     ranks.beat(0, Heartbeat(train=1))
     assert ranks.hung_after(TIMEOUT + 1)
 
@@ -94,7 +94,7 @@ def test_any_activity_of_any_rank_counts(ranks: Ranks, kind: str) -> None:
     assert ranks.hung_after(TIMEOUT + 1)
 
 
-def test_a_long_compilation_is_no_hang(ranks: Ranks) -> None:
+def test_no_hang_during_a_long_compilation(ranks: Ranks) -> None:
     ranks.beat(0, Heartbeat(train=1, compilations_begun=3, compilations_ended=2))
     assert not ranks.hung_after(600.0)
     ranks.beat(0, Heartbeat(train=1, compilations_begun=3, compilations_ended=3))
@@ -102,7 +102,7 @@ def test_a_long_compilation_is_no_hang(ranks: Ranks) -> None:
     assert ranks.hung_after(1.0)
 
 
-def test_a_slow_write_is_no_hang(ranks: Ranks) -> None:
+def test_no_hang_during_a_slow_write(ranks: Ranks) -> None:
     ranks.beat(0, Heartbeat(train=1, writes_begun=3, writes_ended=2))
     assert not ranks.hung_after(600.0)
     ranks.beat(0, Heartbeat(train=1, writes_begun=3, writes_ended=3))
@@ -132,7 +132,7 @@ def test_a_loop_without_an_end_is_a_hang_in_the_end(ranks: Ranks) -> None:
     assert ranks.detector.silence > MOST_WORK * TIMEOUT
 
 
-def test_work_before_a_line_does_not_add_up(ranks: Ranks) -> None:
+def test_work_before_an_output_line_does_not_accumulate(ranks: Ranks) -> None:
     ranks.working = Work(1.0, 0)
     for _ in range(3):
         assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
@@ -140,12 +140,12 @@ def test_work_before_a_line_does_not_add_up(ranks: Ranks) -> None:
     assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
 
 
-def test_asking_again_and_again_is_no_work(ranks: Ranks) -> None:
+def test_hang_although_a_rank_polls_in_a_loop(ranks: Ranks) -> None:
     ranks.working = Work(BUSY / 2, MOVED // 100)
     assert ranks.hung_after(TIMEOUT + 1)
 
 
-def test_time_in_which_nobody_looked_is_no_silence(ranks: Ranks) -> None:
+def test_no_hang_for_time_the_supervisor_was_suspended(ranks: Ranks) -> None:
     """The supervisor was stopped, and with it perhaps the whole machine."""
     ranks.beat(0, Heartbeat(train=1, steps=1))
     assert not ranks.hung_after(TIMEOUT - 1)
@@ -156,14 +156,14 @@ def test_time_in_which_nobody_looked_is_no_silence(ranks: Ranks) -> None:
     assert ranks.hung_after(2 * TIMEOUT + 2)
 
 
-def test_nothing_is_expected_of_a_prelude_that_the_ranks_run(tmp_path: Path) -> None:
+def test_no_hang_in_a_prelude_run_by_the_ranks(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, prelude=True)
     assert not ranks.hung_after(600.0)
     ranks.beat(0, Heartbeat(train=1))
     assert ranks.hung_after(TIMEOUT + 1)
 
 
-def test_0_means_never(tmp_path: Path) -> None:
+def test_hang_timeout_0_disables_detection(tmp_path: Path) -> None:
     assert not Ranks(tmp_path, timeout=0.0).hung_after(10_000.0)
 
 
@@ -202,7 +202,9 @@ def test_a_long_wait_is_noted_where_no_run_is_hung(tmp_path: Path) -> None:
         None,  # not there yet
     ],
 )
-def test_a_wait_that_says_nothing_is_not_noted(tmp_path: Path, other: Heartbeat | None) -> None:
+def test_long_wait_without_information_is_not_noted(
+    tmp_path: Path, other: Heartbeat | None
+) -> None:
     ranks = Ranks(tmp_path, timeout=10_000.0)
     ranks.beat(0, INSIDE)
     if other is not None:

@@ -93,7 +93,7 @@ def made() -> Made:
     return Made()
 
 
-def test_nothing_begins_before_all_are_here(made: Made) -> None:
+def test_start_waits_for_all_hosts(made: Made) -> None:
     made.say(1, HostHere({}))
     made.say(2, HostHere({}))
     assert made.all_news() == []
@@ -101,7 +101,7 @@ def test_nothing_begins_before_all_are_here(made: Made) -> None:
     assert made.all_news() == [AllHere()]
 
 
-def test_an_attempt_begins_when_all_are_ready_for_it(made: Made) -> None:
+def test_attempt_starts_when_all_hosts_are_ready(made: Made) -> None:
     made.all_say(HostHere({}))
     made.all_news()
     made.say(0, AttemptReady(0, 40123))
@@ -111,7 +111,7 @@ def test_an_attempt_begins_when_all_are_ready_for_it(made: Made) -> None:
     assert made.all_news() == [StartAttempt(0, "10.0.0.2", 40123)]
 
 
-def test_all_are_told_when_the_last_has_finished(made: Made) -> None:
+def test_finish_is_announced_when_the_last_host_finishes(made: Made) -> None:
     made.run()
     made.say(2, AttemptFinished(0))
     made.say(0, AttemptFinished(0))
@@ -125,7 +125,7 @@ def test_all_are_told_when_the_last_has_finished(made: Made) -> None:
     assert made.decisions.over
 
 
-def test_one_failure_ends_an_attempt_once_and_all_start_again(made: Made) -> None:
+def test_failure_ends_an_attempt_once_and_all_hosts_retry(made: Made) -> None:
     made.run()
     made.say(0, AttemptFinished(0))
     made.say(1, AttemptFailed(0, "rank h1/3 has failed"))
@@ -141,7 +141,7 @@ def test_one_failure_ends_an_attempt_once_and_all_start_again(made: Made) -> Non
     assert made.all_news() == [AbandonAttempt(1, "again")]
 
 
-def test_a_stop_is_told_to_all_once_and_again_in_a_hurry(made: Made) -> None:
+def test_stop_is_sent_to_all_hosts_once_and_again_if_hurried(made: Made) -> None:
     made.run()
     made.say(2, STOP)
     made.say(1, StopHosts(StopCause.USER, "me too"))
@@ -151,7 +151,7 @@ def test_a_stop_is_told_to_all_once_and_again_in_a_hurry(made: Made) -> None:
     assert made.all_news() == [hurry]
 
 
-def test_after_a_stop_nothing_begins(made: Made) -> None:
+def test_stop_prevents_further_attempts(made: Made) -> None:
     made.all_say(HostHere({}))
     made.say(0, STOP)
     made.all_news()
@@ -159,13 +159,13 @@ def test_after_a_stop_nothing_begins(made: Made) -> None:
     assert made.all_news() == []
 
 
-def test_a_stop_before_host_0_has_its_turn_reaches_it(made: Made) -> None:
+def test_stop_reaches_host_0_before_its_turn(made: Made) -> None:
     made.say(1, HostHere({}))
     made.say(1, STOP)
     assert made.news(0) == [STOP]
 
 
-def test_a_host_that_ends_before_the_others_ends_them(made: Made) -> None:
+def test_early_end_of_a_host_stops_the_others(made: Made) -> None:
     """Its prelude has failed."""
     made.all_say(HostHere({}))
     made.all_news()
@@ -174,7 +174,7 @@ def test_a_host_that_ends_before_the_others_ends_them(made: Made) -> None:
     assert stop == StopHosts(StopCause.PEER_FAILED, "h1 has ended before the others")
 
 
-def test_a_silent_host_is_lost_and_the_others_are_told(made: Made) -> None:
+def test_silent_host_is_lost_and_the_others_are_notified(made: Made) -> None:
     made.run()
     made.pass_time(20, silent=(2,))
     assert made.all_news() == []
@@ -188,7 +188,7 @@ def test_a_silent_host_is_lost_and_the_others_are_told(made: Made) -> None:
     assert made.decisions.over
 
 
-def test_any_word_is_a_sign_of_life(made: Made) -> None:
+def test_any_message_counts_as_a_heartbeat(made: Made) -> None:
     made.run()
     made.pass_time(15, silent=(2,))
     made.say(2, AttemptFinished(0))
@@ -196,7 +196,7 @@ def test_any_word_is_a_sign_of_life(made: Made) -> None:
     assert made.all_news() == []
 
 
-def test_nobody_is_lost_because_this_process_was_stopped(made: Made) -> None:
+def test_no_host_is_lost_because_the_supervisor_was_suspended(made: Made) -> None:
     made.run()
     made.pass_time(5)
     made.time += 1000.0
@@ -205,7 +205,7 @@ def test_nobody_is_lost_because_this_process_was_stopped(made: Made) -> None:
     assert made.all_news() == []
 
 
-def test_a_host_that_has_ended_is_not_lost_any_more(made: Made) -> None:
+def test_ended_host_is_not_lost(made: Made) -> None:
     made.run()
     made.all_say(AttemptFinished(0))
     made.say(2, HostEnded({}, 0.0))
@@ -214,7 +214,7 @@ def test_a_host_that_has_ended_is_not_lost_any_more(made: Made) -> None:
     assert made.all_news() == []
 
 
-def test_a_host_that_does_not_come_is_lost_too(made: Made) -> None:
+def test_missing_host_is_lost_after_the_timeout(made: Made) -> None:
     made.say(1, HostHere({}))
     made.pass_time(400)
     assert made.news(1) == []  # host 0 waits for its turn on a device
@@ -225,7 +225,7 @@ def test_a_host_that_does_not_come_is_lost_too(made: Made) -> None:
     assert lost.reason == "host h2 has not connected within 300 s"
 
 
-def test_a_host_that_waits_for_its_turn_is_waited_for(made: Made) -> None:
+def test_host_waiting_for_its_device_is_not_lost(made: Made) -> None:
     made.say(0, HostHere({}))
     made.say(1, HostHere({}))
     for _ in range(500):
@@ -236,7 +236,7 @@ def test_a_host_that_waits_for_its_turn_is_waited_for(made: Made) -> None:
     assert made.all_news() == [AllHere()]
 
 
-def test_it_is_a_hang_only_if_no_host_goes_on(made: Made) -> None:
+def test_hang_only_if_all_hosts_are_idle(made: Made) -> None:
     made.run()
     made.say(1, Beat(idle=True))
     assert not made.decisions.all_idle()
@@ -246,20 +246,20 @@ def test_it_is_a_hang_only_if_no_host_goes_on(made: Made) -> None:
     assert not made.decisions.all_idle()
 
 
-def test_hosts_that_differ_are_refused_by_name(made: Made) -> None:
+def test_mismatch_of_hosts_is_refused_by_name(made: Made) -> None:
     for node, torch in enumerate(("2.9.0", "2.8.0", "2.9.0")):
         made.say(node, HostHere({"torch": torch, "chips": "4"}))
     assert made.all_news() == [RefuseRun("torch: 2.9.0 on h0, h2, but 2.8.0 on h1")]
 
 
-def test_differences() -> None:
+def test_differences_of_hosts_in_words() -> None:
     assert describe_differences(NAMES, [{"a": "1"}] * 3) == ""
     assert describe_differences(
         NAMES, [{"a": "1", "b": "x"}, {"b": "x"}, {"a": "2", "b": "y"}]
     ) == ("a: 1 on h0, but none on h1, 2 on h2; b: x on h0, h1, but y on h2")
 
 
-def test_a_host_that_never_hears_host_0_says_where_it_has_looked() -> None:
+def test_unreachable_host_0_error_names_the_address() -> None:
     time = 100.0
     join = JoinHosts("/r", 1, "127.0.0.1", "127.0.0.1", 9, "ab" * 32, {}, patience=30.0)
     member = Member("run", NAMES, join, lambda: time)
@@ -330,12 +330,12 @@ def two() -> Iterator[Two]:
     made.close()
 
 
-def test_heartbeats_keep_both_sides_sure_of_each_other(two: Two) -> None:
+def test_heartbeats_keep_both_hosts_connected(two: Two) -> None:
     two.pass_time(100)
     assert two.lost(0) == two.lost(1) == []
 
 
-def test_who_is_silent_is_lost_for_the_other_side(two: Two) -> None:
+def test_silent_host_0_is_lost_for_the_other_host(two: Two) -> None:
     two.pass_time(19, 1)
     assert two.lost(1) == []
     two.pass_time(3, 1)
@@ -343,13 +343,13 @@ def test_who_is_silent_is_lost_for_the_other_side(two: Two) -> None:
     assert two.member.over
 
 
-def test_host_0_misses_another_one_as_well(two: Two) -> None:
+def test_silent_host_is_lost_for_host_0(two: Two) -> None:
     two.pass_time(23, 0)
     assert two.lost(0) == ["host h1 was lost: no heartbeat for 20 s"]
     assert two.leader.over
 
 
-def test_a_break_shorter_than_the_limit_loses_no_word(two: Two) -> None:
+def test_short_connection_loss_loses_no_message(two: Two) -> None:
     two.member.say(AttemptReady(0, 0))
     two.pass_time(15, 1)  # long enough for it to try another connection
     two.leader.say(AttemptReady(0, 40123))
@@ -360,7 +360,7 @@ def test_a_break_shorter_than_the_limit_loses_no_word(two: Two) -> None:
     assert two.heard[1].count(StartAttempt(0, "127.0.0.1", 40123)) == 1
 
 
-def test_the_result_reaches_all_before_host_0_leaves(two: Two) -> None:
+def test_result_reaches_all_hosts_before_host_0_ends(two: Two) -> None:
     two.member.say(HostEnded({"state": "succeeded"}, 0.0))
     two.pass_time(1)
     assert two.leader.over

@@ -35,7 +35,7 @@ def copy(number: int) -> PreludeKept:
     return PreludeKept(os.getpid(), number, cells=1, seconds=1.0, modules={}, folders=[])
 
 
-def test_a_copy_of_the_present_runner_is_kept(kept: KeptPreludes) -> None:
+def test_prelude_copy_of_the_current_runner_is_kept(kept: KeptPreludes) -> None:
     first = kept.next_copy
     (theirs,) = kept.make_sockets(1)
     kept.add(copy(first))
@@ -43,7 +43,7 @@ def test_a_copy_of_the_present_runner_is_kept(kept: KeptPreludes) -> None:
     theirs.close()
 
 
-def test_one_that_is_told_of_when_its_run_has_ended_is_not(kept: KeptPreludes) -> None:
+def test_prelude_copy_announced_after_its_run_is_not_kept(kept: KeptPreludes) -> None:
     first = kept.next_copy
     (theirs,) = kept.make_sockets(1)
     kept.close_sockets()
@@ -53,7 +53,7 @@ def test_one_that_is_told_of_when_its_run_has_ended_is_not(kept: KeptPreludes) -
     theirs.close()
 
 
-def test_nor_is_it_taken_for_one_of_the_next_run(kept: KeptPreludes) -> None:
+def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(kept: KeptPreludes) -> None:
     late = kept.next_copy
     sockets = kept.make_sockets(1)
     kept.close_sockets()

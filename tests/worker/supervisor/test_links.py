@@ -75,7 +75,7 @@ def read(channel: Channel, count: int) -> list[Message]:
     return messages
 
 
-def test_messages_go_both_ways(make: Callable[..., Ends]) -> None:
+def test_link_sends_messages_both_ways(make: Callable[..., Ends]) -> None:
     ends = make()
     ends.connect()
     ends.member.send(HostEnded({"traceback": "é" * 300_000}, 1.0))
@@ -86,14 +86,14 @@ def test_messages_go_both_ways(make: Callable[..., Ends]) -> None:
     assert read(ends.member, 1) == [AllFinished()]
 
 
-def test_what_is_said_before_there_is_a_connection_arrives(make: Callable[..., Ends]) -> None:
+def test_link_delivers_messages_sent_before_the_connection(make: Callable[..., Ends]) -> None:
     ends = make()
     ends.member.send(HostEnded({"n": 1}, 0.0))
     ends.connect()
     assert read(ends.leader, 1) == [HostEnded({"n": 1}, 0.0)]
 
 
-def test_over_another_connection_nothing_is_lost_or_comes_twice(make: Callable[..., Ends]) -> None:
+def test_link_reconnect_loses_and_repeats_no_message(make: Callable[..., Ends]) -> None:
     ends = make()
     ends.connect()
     for number in range(3):
@@ -113,7 +113,7 @@ def test_over_another_connection_nothing_is_lost_or_comes_twice(make: Callable[.
     assert read(ends.member, 1) == [AllFinished()]
 
 
-def test_a_heartbeat_is_not_sent_again(make: Callable[..., Ends]) -> None:
+def test_link_does_not_resend_heartbeats(make: Callable[..., Ends]) -> None:
     ends = make()
     ends.member.beat(Beat(idle=True))
     ends.member.send(AllFinished())
@@ -121,7 +121,7 @@ def test_a_heartbeat_is_not_sent_again(make: Callable[..., Ends]) -> None:
     assert read(ends.leader, 1) == [AllFinished()]
 
 
-def test_the_end_of_the_other_process_is_seen(make: Callable[..., Ends]) -> None:
+def test_link_detects_the_end_of_the_other_process(make: Callable[..., Ends]) -> None:
     ends = make()
     ends.connect()
     assert not ends.leader.ended
@@ -135,7 +135,7 @@ def test_the_end_of_the_other_process_is_seen(make: Callable[..., Ends]) -> None
         assert time.monotonic() < deadline
 
 
-def test_last_words_arrive_though_the_other_end_speaks_too(make: Callable[..., Ends]) -> None:
+def test_link_delivers_last_messages_before_close(make: Callable[..., Ends]) -> None:
     """If a socket is closed with unread data, the system discards the data that it sent."""
     ends = make()
     ends.connect()
@@ -156,7 +156,7 @@ def test_last_words_arrive_though_the_other_end_speaks_too(make: Callable[..., E
         ({"run": "another"}, "another program listens there, not run another"),
     ],
 )
-def test_who_does_not_belong_here_is_not_let_in(
+def test_link_rejects_a_wrong_key_or_another_run(
     make: Callable[..., Ends], options: dict, problem: str
 ) -> None:
     ends = make(**options)
@@ -167,7 +167,7 @@ def test_who_does_not_belong_here_is_not_let_in(
         assert time.monotonic() < deadline, ends.dialer.problem
 
 
-def test_a_host_does_not_trust_who_only_pretends_to_lead() -> None:
+def test_link_rejects_a_leader_without_the_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         dialer = Dialer(RUN, KEY, 1, "127.0.0.1", ("127.0.0.1", server.getsockname()[1]))
         assert dialer.step(0, 5.0) is None
@@ -192,7 +192,7 @@ def test_a_host_does_not_trust_who_only_pretends_to_lead() -> None:
         assert dialer.problem == "the program that listens there does not have the run's key"
 
 
-def test_of_who_has_proved_nothing_little_is_read(
+def test_link_reads_little_from_unauthenticated_peers(
     make: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that is not read takes no memory in this process, however fast it arrives."""
@@ -269,14 +269,14 @@ def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
         ),
     ],
 )
-def test_anything_else_is_turned_away(
+def test_link_rejects_invalid_first_lines(
     make: Callable[..., Ends], line: Callable[[str], bytes]
 ) -> None:
     heard = _answer(make().listener, line)
     assert set(json.loads(heard)) == {"run", "nonce"}  # and nothing after it
 
 
-def test_who_says_nothing_makes_way(
+def test_link_drops_silent_connections_for_new_ones(
     make: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "MOST_WAITING", 3)
@@ -293,7 +293,7 @@ def test_who_says_nothing_makes_way(
         end.close()
 
 
-def test_a_line_is_put_together_from_pieces() -> None:
+def test_link_joins_lines_from_pieces() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     out = socket.create_connection(listener.getsockname())
     end, _ = listener.accept()

@@ -50,7 +50,7 @@ def queued(tmp_path: Path) -> Iterator[QueuedRun]:
     queued.close()
 
 
-def test_a_run_that_waits_says_for_which_one_once(queued: QueuedRun) -> None:
+def test_queued_run_names_the_run_it_waits_for_once(queued: QueuedRun) -> None:
     assert queued.device_holder() is None
     for _ in range(3):
         queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
@@ -68,7 +68,7 @@ def test_a_run_that_waits_says_for_which_one_once(queued: QueuedRun) -> None:
     assert not queued.dir.is_running(), "the lock is free for its supervision"
 
 
-def test_a_queue_that_another_process_keeps_locked_holds_up_no_supervisor(
+def test_queue_locked_by_another_process_does_not_block_the_supervisor(
     queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
@@ -91,7 +91,7 @@ def test_a_queue_that_another_process_keeps_locked_holds_up_no_supervisor(
     run.close()
 
 
-def test_a_queue_that_cannot_be_read_holds_up_no_run(
+def test_queue_that_cannot_be_read_does_not_block_runs(
     queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
@@ -105,7 +105,7 @@ def test_a_queue_that_cannot_be_read_holds_up_no_run(
     run.close()
 
 
-def test_a_run_that_is_stopped_before_its_turn(queued: QueuedRun) -> None:
+def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
     queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
     stop = Stop(StopCause.USER, StopOrigin.COMMAND)
     queued.cancel(stop, "not needed")
@@ -116,13 +116,13 @@ def test_a_run_that_is_stopped_before_its_turn(queued: QueuedRun) -> None:
     assert not queued.dir.is_running()
 
 
-def test_a_result_that_cannot_be_written_ends_nothing(queued: QueuedRun) -> None:
+def test_result_that_cannot_be_written_does_not_end_the_supervisor(queued: QueuedRun) -> None:
     queued.dir.result.mkdir()
     queued.cancel(Stop(StopCause.USER), "not needed")
     assert isinstance(queued.dir.read_events()[-1], Ended)
 
 
-def test_requests_to_stop_come_through_the_folder(queued: QueuedRun) -> None:
+def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
     assert list(queued.stop_requests()) == []
     files.append_text(queued.dir.requests, 'what is this?\n[1]\n{"do": "dance"}\n')
     files.append_text(queued.dir.requests, "[" * 100_000 + "\n")
@@ -135,7 +135,7 @@ def test_requests_to_stop_come_through_the_folder(queued: QueuedRun) -> None:
     ]
 
 
-def test_the_log_is_in_every_run_folder_that_is_open(
+def test_supervisor_log_is_in_every_open_run_folder(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = SupervisorLog()
@@ -172,7 +172,7 @@ def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
         logging.getLogger("tpunb").removeHandler(handler)
 
 
-def test_a_run_that_is_closed_leaves_no_port_open(queued: QueuedRun) -> None:
+def test_closed_run_leaves_no_port_open(queued: QueuedRun) -> None:
     files.write_json(
         queued.dir.spec, replace(queued.spec, hosts=("h0", "h1"), world_size=2).to_json()
     )
@@ -184,7 +184,7 @@ def test_a_run_that_is_closed_leaves_no_port_open(queued: QueuedRun) -> None:
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_a_stop_on_a_host_whose_run_waits_reaches_host_0(
+def test_stop_on_a_host_with_a_queued_run_reaches_host_0(
     queued: QueuedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts, "FAREWELL", 600.0)  # host 0 closes the connection long before

@@ -59,7 +59,7 @@ def result_of(
         (StopCause.PEER_FAILED, 0.1, "failed", 1),
     ],
 )
-def test_a_rank_that_loses_the_others_by_the_stop_has_not_failed(
+def test_peer_lost_error_after_a_stop_is_no_failure(
     tmp_path: Path, cause: StopCause, after: float, state: str, failures: int
 ) -> None:
     result = result_of(
@@ -73,7 +73,7 @@ def test_a_rank_that_loses_the_others_by_the_stop_has_not_failed(
     assert result.stop == Stop(cause)
 
 
-def test_what_follows_from_a_lost_peer_comes_last(tmp_path: Path) -> None:
+def test_peer_lost_failures_come_last(tmp_path: Path) -> None:
     result = result_of(
         tmp_path,
         ProcessExit(1, 12, 1, NOW + 0.1),
@@ -104,7 +104,7 @@ SENT = frozenset({"SIGINT", "SIGTERM"})
         (ProcessExit(0, 11, 1, NOW + 1, signals_sent=SENT), VALUE, "interrupted"),
     ],
 )
-def test_the_end_of_a_rank_around_a_stop(
+def test_rank_end_around_a_stop_gives_the_state(
     tmp_path: Path, end: ProcessExit, error: dict[str, object] | None, state: str
 ) -> None:
     errors = {} if error is None else {0: {**error, "time": end.time}}
@@ -114,7 +114,9 @@ def test_the_end_of_a_rank_around_a_stop(
 
 
 @pytest.mark.parametrize("cause", [None, StopCause.PEER_FAILED])
-def test_only_the_ends_of_all_ranks_make_a_success(tmp_path: Path, cause: StopCause | None) -> None:
+def test_success_needs_the_finished_end_of_all_ranks(
+    tmp_path: Path, cause: StopCause | None
+) -> None:
     ends = [ProcessExit(rank, 11 + rank, 0, NOW + 0.1) for rank in (0, 1)]
     assert result_of(tmp_path, *ends).state == "succeeded"
     for ended in ([], ends[:1], [ends[0], replace(ends[1], finished=False)]):
@@ -126,14 +128,14 @@ def test_only_the_ends_of_all_ranks_make_a_success(tmp_path: Path, cause: StopCa
         assert "the end of the train cell" in result.failure.headline()
 
 
-def test_an_exit_code_of_0_after_a_stop_is_the_stop_s(tmp_path: Path) -> None:
+def test_stop_followed_by_exit_code_0_is_interrupted(tmp_path: Path) -> None:
     """The rank has caught the KeyboardInterrupt, saved, and called os._exit."""
     end = ProcessExit(0, 11, 0, NOW + 1, signals_sent=SENT, finished=False)
     result = result_of(tmp_path, end, cause=StopCause.USER)
     assert (result.state, result.failures) == ("interrupted", ())
 
 
-def test_an_interrupt_that_nobody_has_asked_for_is_a_failure(tmp_path: Path) -> None:
+def test_interrupt_not_sent_by_tpunb_is_a_failure(tmp_path: Path) -> None:
     """The rank raises the error, and ends after the stop that follows from it."""
     ends = [
         ProcessExit(1, 12, 130, NOW + 0.1),
@@ -153,7 +155,7 @@ def test_an_interrupt_that_nobody_has_asked_for_is_a_failure(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("error", [None, VALUE])
-def test_the_process_that_watches_the_ranks_is_not_the_prelude(
+def test_crash_of_the_rank_watching_process_is_not_the_prelude(
     tmp_path: Path, error: dict[str, object] | None
 ) -> None:
     run = directory.create_run(tmp_path, "n")
@@ -179,7 +181,7 @@ def test_the_process_that_watches_the_ranks_is_not_the_prelude(
         (ProcessExit(None, None, -9, NOW, fork_server=True), FailureKind.LOST),
     ],
 )
-def test_the_kind_of_a_failure_without_an_exception(
+def test_failure_kind_without_an_exception(
     tmp_path: Path, end: ProcessExit, kind: FailureKind
 ) -> None:
     result = result_of(tmp_path, end)
@@ -188,7 +190,7 @@ def test_the_kind_of_a_failure_without_an_exception(
     assert type(result).from_json(json.loads(json.dumps(result.to_json())), result.dir) == result
 
 
-def test_a_hang_comes_before_what_its_stop_leads_to(tmp_path: Path) -> None:
+def test_hang_comes_before_failures_caused_by_its_stop(tmp_path: Path) -> None:
     hang = Failure(None, None, None, None, "Hang", "", None, None, "", NOW, kind=FailureKind.HANG)
     end = ProcessExit(0, 11, 1, NOW - 1)
     result = result_of(tmp_path, end, cause=StopCause.HUNG, hang=hang)
@@ -207,7 +209,7 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def test_the_lines_around_it_with_the_cells_numbers(run: RunDir) -> None:
+def test_failure_source_has_cell_line_numbers(run: RunDir) -> None:
     assert with_source(FAILURE, PLACES, run).source == (
         (1, "line 3"),
         (2, "line 4"),
@@ -218,7 +220,7 @@ def test_the_lines_around_it_with_the_cells_numbers(run: RunDir) -> None:
     assert with_source(replace(FAILURE, line=6), PLACES, run).source[-1] == (6, "line 8")
 
 
-def test_the_lines_are_the_cells_own_and_cut_around_the_error(run: RunDir) -> None:
+def test_failure_source_is_from_the_cell_and_cut_around_the_error(run: RunDir) -> None:
     long = "x = [" + "0, " * 100 + "missing]" + " + 1" * 100
     own = ["%%tpu_train", long, *(f"line {n}" for n in range(5, 9))]
     run.snapshot.write_text(
@@ -237,14 +239,14 @@ def test_the_lines_are_the_cells_own_and_cut_around_the_error(run: RunDir) -> No
 
 
 @pytest.mark.parametrize("nowhere", [{"line": 9}, {"cell": 3}, {"cell": None}, {"line": None}])
-def test_a_place_that_is_not_known_has_no_lines(run: RunDir, nowhere: dict[str, None]) -> None:
+def test_failure_without_a_known_place_has_no_source(run: RunDir, nowhere: dict[str, None]) -> None:
     failure = replace(FAILURE, **nowhere)
     assert with_source(failure, PLACES, run) == failure
     run.script.unlink()
     assert with_source(FAILURE, PLACES, run) == FAILURE
 
 
-def test_the_cells_id(run: RunDir) -> None:
+def test_failure_has_the_id_of_its_cell(run: RunDir) -> None:
     run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": "b"}]}))
     assert with_source(FAILURE, PLACES, run).cell_id == "b"
     run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": None}]}))
@@ -271,7 +273,7 @@ class TestSeveralHosts:
     def ends(self, *ranks: int, code: int = 0, at: float = 0.0) -> list[ProcessExit]:
         return [ProcessExit(rank, 10 + rank, code, NOW + at, 100 + rank) for rank in ranks]
 
-    def test_peaks_and_failures_of_all_hosts(self, tmp_path: Path) -> None:
+    def test_merged_result_has_failures_and_memory_of_all_hosts(self, tmp_path: Path) -> None:
         stop = StopRecord(Stop(StopCause.PEER_FAILED), "rank h1/2 has failed", NOW + 0.5)
         own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop)
         assert own.failures == ()  # it is stopped for one of another host
@@ -284,7 +286,7 @@ class TestSeveralHosts:
         assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 2)]
         assert whole.peak_memory == (100, 101, 102, 103)
 
-    def test_the_first_failure_is_the_first_by_host_0s_clock(self, tmp_path: Path) -> None:
+    def test_merged_failures_are_ordered_by_the_clock_of_host_0(self, tmp_path: Path) -> None:
         """Host 1's clock is 60 s ahead."""
         stop = StopRecord(Stop(StopCause.PEER_FAILED), "a rank has failed", NOW + 2)
         own = self.part(
@@ -295,7 +297,7 @@ class TestSeveralHosts:
         whole = merge_results(own, stop, [HostEnded(other.to_json(), 60.0)])
         assert [failure.host for failure in whole.failures] == ["h1", "h0"]
 
-    def test_a_lost_host_comes_before_what_follows_from_it(self, tmp_path: Path) -> None:
+    def test_lost_host_comes_before_failures_it_caused(self, tmp_path: Path) -> None:
         gone = Failure(
             None, None, None, None, "Lost", "host h1 was lost", None, None, "", NOW - 1,
             kind=FailureKind.HOST_LOST, host="h1",
@@ -314,7 +316,7 @@ class TestSeveralHosts:
         assert [failure.kind for failure in whole.failures] == ["host_lost", "exception"]
         assert whole.headline() == "host h1 was lost"
 
-    def test_a_stop_is_one_of_the_whole_run(self, tmp_path: Path) -> None:
+    def test_stop_of_all_hosts_gives_one_interrupted_result(self, tmp_path: Path) -> None:
         stop = StopRecord(Stop(StopCause.USER), "enough", NOW)
         interrupted = {
             rank: ProcessExit(rank, 1, 130, NOW + 0.1, signals_sent=frozenset({"SIGINT"}))
@@ -325,14 +327,14 @@ class TestSeveralHosts:
         whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
         assert (whole.state, whole.failures, whole.reason) == ("interrupted", (), "enough")
 
-    def test_no_success_where_a_host_has_none(self, tmp_path: Path) -> None:
+    def test_success_needs_the_ranks_of_every_host(self, tmp_path: Path) -> None:
         own = self.part(tmp_path, 0, *self.ends(0, 1))
         other = self.part(tmp_path, 1, *self.ends(2))  # nothing is known of rank 3
         whole = merge_results(own, None, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "failed"
         assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 3)]
 
-    def test_a_hang_says_where_the_ranks_of_all_hosts_wait(self, tmp_path: Path) -> None:
+    def test_hang_report_lists_the_ranks_of_all_hosts(self, tmp_path: Path) -> None:
         def hang(where: str) -> Failure:
             message = f"no activity for 300 s:\n{where}\nGive it more time."
             return Failure(

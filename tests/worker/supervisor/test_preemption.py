@@ -47,7 +47,7 @@ def notice_after(
     return watcher.notice
 
 
-def test_a_notice_is_heard_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_notice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = ("FALSE", "NONE")
     assert notice_after(monkeypatch, [quiet, (TRUE, "NONE")]) == "instance/preempted is TRUE"
     assert notice_after(monkeypatch, [quiet, quiet, ("FALSE", STOP)]) == (
@@ -57,7 +57,9 @@ def test_a_notice_is_heard_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert notice_after(monkeypatch, []) == ""
 
 
-def test_a_server_that_has_answered_once_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_check_tolerates_a_slow_server_after_one_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slow: tuple[Exception, str] = (TimeoutError(), "")
     quiet = ("FALSE", "NONE")
     assert notice_after(monkeypatch, [quiet, slow, (TRUE, "NONE")]) == "instance/preempted is TRUE"

@@ -53,7 +53,7 @@ def test_text_without_a_newline_takes_no_more_memory_than_a_long_line(
         assert "".join(line[4:] for line in lines) == piece * 200 + "y"
 
 
-def test_what_tpunb_says_itself_is_marked(tmp_path: Path) -> None:
+def test_log_lines_of_tpunb_are_marked(tmp_path: Path) -> None:
     log = RunLog(RunDir(tmp_path))
     log.say("rehearsal on CPU")
     assert (tmp_path / "run.log").read_text() == "[tpunb] rehearsal on CPU\n"

@@ -56,7 +56,7 @@ KILL, TERM, INT = int(signal.SIGKILL), int(signal.SIGTERM), int(signal.SIGINT)
         ({KILL}, ["SIGINT", "SIGTERM", "SIGKILL"], 15.8),
     ],
 )
-def test_it_goes_as_far_as_it_must(
+def test_shutdown_escalates_signals_as_needed(
     shutdown: Shutdown, deadly: set[int], steps: list[str], seconds: float
 ) -> None:
     shutdown.world.deadly = {RANK: deadly}
@@ -67,7 +67,7 @@ def test_it_goes_as_far_as_it_must(
     assert [number for _, number in shutdown.world.sent].count(INT) == 1
 
 
-def test_ranks_have_the_whole_grace_period(shutdown: Shutdown) -> None:
+def test_shutdown_waits_the_grace_period_before_sigterm(shutdown: Shutdown) -> None:
     shutdown.world.deadly = {RANK: {TERM}}
     shutdown.begin(RANK)
     shutdown.advance(15.0)
@@ -76,7 +76,7 @@ def test_ranks_have_the_whole_grace_period(shutdown: Shutdown) -> None:
     assert shutdown.steps == ["SIGINT", "SIGTERM"]
 
 
-def test_the_grace_period_can_be_skipped_before_it_and_in_it(shutdown: Shutdown) -> None:
+def test_shutdown_grace_period_can_be_skipped(shutdown: Shutdown) -> None:
     for moment in (0.0, 5.0):
         shutdown.world.deadly, shutdown.steps, shutdown.world.time = {RANK: {TERM}}, [], 0.0
         shutdown.begin(RANK)
@@ -86,7 +86,7 @@ def test_the_grace_period_can_be_skipped_before_it_and_in_it(shutdown: Shutdown)
         assert shutdown.steps == ["SIGINT", "SIGTERM"]
 
 
-def test_the_parent_is_spared_until_its_children_are_gone(shutdown: Shutdown) -> None:
+def test_shutdown_kills_the_parent_after_its_children(shutdown: Shutdown) -> None:
     shutdown.world.deadly = {RUNNER: {KILL}, RANK: {TERM}}
     shutdown.begin(RANK, grace=1.0, parent=RUNNER)
     assert shutdown.advance(3.0)
@@ -94,7 +94,7 @@ def test_the_parent_is_spared_until_its_children_are_gone(shutdown: Shutdown) ->
     assert shutdown.world.sent[-1] == (RUNNER.pid, KILL)
 
 
-def test_the_parent_has_time_to_end_by_itself(shutdown: Shutdown) -> None:
+def test_shutdown_lets_the_parent_end_by_itself(shutdown: Shutdown) -> None:
     shutdown.world.deadly = {RUNNER: {KILL}, RANK: {INT}}
     shutdown.begin(RANK, grace=1.0, parent=RUNNER)
     shutdown.advance(0.9)
@@ -103,14 +103,14 @@ def test_the_parent_has_time_to_end_by_itself(shutdown: Shutdown) -> None:
     assert shutdown.steps == ["SIGINT"]
 
 
-def test_children_left_behind_get_no_grace_and_no_words(shutdown: Shutdown) -> None:
+def test_shutdown_kills_leftover_children_without_grace(shutdown: Shutdown) -> None:
     shutdown.world.deadly = {CHILD: {KILL}}
     shutdown.begin(grace=15.0)
     assert shutdown.advance(1.0)
     assert shutdown.steps == ["SIGKILL"]
 
 
-def test_it_kills_until_none_is_left(shutdown: Shutdown) -> None:
+def test_shutdown_kills_until_no_process_is_left(shutdown: Shutdown) -> None:
     """A process that is forked between listing and killing."""
     shutdown.world.deadly = {RANK: {KILL}}
     shutdown.begin(RANK, grace=0.0)

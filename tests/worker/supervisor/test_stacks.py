@@ -106,7 +106,7 @@ def where(run: RunDir, spec: RunSpec, rank: processes.Process) -> str:
     return stacks.describe_stacks(run, spec, 0, {0: rank})[0]
 
 
-def test_a_rank_that_writes_slowly_is_waited_for(
+def test_stacks_of_a_rank_that_writes_slowly(
     run: RunDir, begin: Callable[[str], processes.Process]
 ) -> None:
     spec = write(run, "import sleep\nsleep.nap()")
@@ -122,7 +122,7 @@ def test_a_rank_that_writes_slowly_is_waited_for(
     assert stacks.describe_stacks(run, spec, 0, {0: rank})[0] == words
 
 
-def test_a_deep_recursion_is_found_though_its_stack_is_cut_off(
+def test_stacks_of_a_deep_recursion_still_name_the_cell_line(
     run: RunDir, begin: Callable[[str], processes.Process]
 ) -> None:
     spec = write(run, "def fall(n):\n    fall(n - 1) if n else down(0)\nfall(150)")
@@ -130,7 +130,7 @@ def test_a_deep_recursion_is_found_though_its_stack_is_cut_off(
     assert words in where(run, spec, begin(DEEP))
 
 
-def test_a_run_folder_that_is_deleted_meanwhile_ends_nothing(
+def test_stacks_collection_with_a_deleted_run_folder(
     run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\n")
@@ -139,7 +139,7 @@ def test_a_run_folder_that_is_deleted_meanwhile_ends_nothing(
     until(lambda: not run.path.exists(), "the folder's end")
 
 
-def test_a_py_spy_that_cannot_be_started_ends_nothing(
+def test_stacks_collection_if_py_spy_cannot_start(
     run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_py_spy(run, monkeypatch, "#!/no/such/shell\n")
@@ -148,7 +148,7 @@ def test_a_py_spy_that_cannot_be_started_ends_nothing(
     assert "native (py-spy)" not in run.stacks(0, 0).read_text()
 
 
-def test_native_stacks_that_take_long_are_cut_off(
+def test_stacks_of_native_code_are_cut_off_after_a_timeout(
     run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\nexec sleep 600\n")

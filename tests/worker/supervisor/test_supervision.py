@@ -150,7 +150,9 @@ def test_a_run_that_succeeds(one_run: Callable[..., OneRun]) -> None:
     assert run.world.sent == []
 
 
-def test_an_exit_code_of_0_is_no_end_of_a_train_cell(one_run: Callable[..., OneRun]) -> None:
+def test_exit_code_0_without_the_end_of_the_cell_is_a_failure(
+    one_run: Callable[..., OneRun],
+) -> None:
     run = one_run()
     run.start()
     run.exit_rank(0, 0, finished=False)
@@ -163,7 +165,7 @@ def test_an_exit_code_of_0_is_no_end_of_a_train_cell(one_run: Callable[..., OneR
     assert [failure.rank for failure in result.failures] == [0]
 
 
-def test_a_rank_that_has_failed_is_named_before_it_has_ended(
+def test_failure_of_a_rank_is_named_before_it_has_ended(
     one_run: Callable[..., OneRun],
 ) -> None:
     """A failed rank's exit handlers may take long. The rank waiting for it has failed as well."""
@@ -183,7 +185,7 @@ def test_a_rank_that_has_failed_is_named_before_it_has_ended(
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_runner_that_does_not_say_that_it_ends_has_failed(
+def test_failure_if_the_runner_exits_unannounced(
     one_run: Callable[..., OneRun], training: bool
 ) -> None:
     """os._exit(0) in a cell of the prelude."""
@@ -204,7 +206,7 @@ def test_a_runner_that_does_not_say_that_it_ends_has_failed(
     assert result.failure.cell == (None if training else 3)
 
 
-def test_a_failed_rank_has_the_others_stopped(one_run: Callable[..., OneRun]) -> None:
+def test_failure_of_a_rank_stops_the_others(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
     run.exit_rank(1, 3)
@@ -218,7 +220,7 @@ def test_a_failed_rank_has_the_others_stopped(one_run: Callable[..., OneRun]) ->
     assert [(failure.rank, failure.kind) for failure in result.failures] == [(1, FailureKind.EXIT)]
 
 
-def test_a_stop_has_a_cause_and_an_origin(one_run: Callable[..., OneRun]) -> None:
+def test_stop_records_its_cause_and_origin(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
     run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.HANDLE)
@@ -237,7 +239,7 @@ def test_a_stop_has_a_cause_and_an_origin(one_run: Callable[..., OneRun]) -> Non
     }
 
 
-def test_ranks_have_time_to_save_but_for_who_is_in_a_hurry(
+def test_stop_waits_the_grace_period_unless_hurried(
     one_run: Callable[..., OneRun],
 ) -> None:
     run = one_run(grace=20.0)
@@ -267,7 +269,7 @@ def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(
     assert (result.state, result.failures) == ("interrupted", ())
 
 
-def test_a_run_that_is_stopped_before_it_begins(one_run: Callable[..., OneRun]) -> None:
+def test_stop_before_the_run_begins(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.supervision.stop(StopCause.USER, "enough")
     run.supervision.begin()
@@ -276,7 +278,7 @@ def test_a_run_that_is_stopped_before_it_begins(one_run: Callable[..., OneRun]) 
 
 
 @pytest.mark.parametrize("forked", ["runner", "ranks"])
-def test_what_is_forked_while_the_run_is_stopped_is_stopped_too(
+def test_stop_reaches_processes_forked_meanwhile(
     one_run: Callable[..., OneRun], forked: str
 ) -> None:
     run = one_run()
@@ -296,7 +298,7 @@ def test_what_is_forked_while_the_run_is_stopped_is_stopped_too(
     assert [event.step for event in run.events(Stopping)] == ["SIGINT"]
 
 
-def test_the_timeout(one_run: Callable[..., OneRun]) -> None:
+def test_timeout_stops_the_run(one_run: Callable[..., OneRun]) -> None:
     run = one_run(timeout=30.0, hang_timeout=0.0)
     run.start()
     run.pass_time(30.0)
@@ -310,7 +312,9 @@ def test_the_timeout(one_run: Callable[..., OneRun]) -> None:
     assert result.stop == Stop(StopCause.TIMEOUT)
 
 
-def test_silence_is_a_hang(one_run: Callable[..., OneRun], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hang_after_silence(
+    one_run: Callable[..., OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = one_run(hang_timeout=10.0)
     run.start()
     for rank in (0, 1):
@@ -347,7 +351,7 @@ def hang(run: OneRun) -> None:
 
 
 @pytest.mark.usefixtures("slow_stacks")
-def test_a_stop_while_stacks_are_collected_is_carried_out_at_once(
+def test_stop_during_stack_collection_is_carried_out_at_once(
     one_run: Callable[..., OneRun],
 ) -> None:
     run = one_run(hang_timeout=10.0, grace=30.0)
@@ -366,7 +370,7 @@ def test_a_stop_while_stacks_are_collected_is_carried_out_at_once(
 
 
 @pytest.mark.usefixtures("slow_stacks")
-def test_stacks_are_not_waited_for_without_an_end(one_run: Callable[..., OneRun]) -> None:
+def test_hang_stack_collection_has_a_time_limit(one_run: Callable[..., OneRun]) -> None:
     run = one_run(hang_timeout=10.0)
     hang(run)
     run.pass_time(stacks._WAIT + 0.5)
@@ -378,7 +382,7 @@ def test_stacks_are_not_waited_for_without_an_end(one_run: Callable[..., OneRun]
 
 
 @pytest.mark.usefixtures("slow_stacks")
-def test_a_run_that_ends_while_stacks_are_collected_is_not_hung(
+def test_no_hang_if_the_run_ends_during_stack_collection(
     one_run: Callable[..., OneRun],
 ) -> None:
     run = one_run(hang_timeout=10.0)
@@ -389,7 +393,7 @@ def test_a_run_that_ends_while_stacks_are_collected_is_not_hung(
     assert run.finish().state == "succeeded"
 
 
-def test_nothing_is_expected_of_a_prelude_that_runs_once(one_run: Callable[..., OneRun]) -> None:
+def test_no_hang_in_a_prelude_that_runs_once(one_run: Callable[..., OneRun]) -> None:
     run = one_run(hang_timeout=10.0)
     run.supervision.begin()
     run.fork_runner()
@@ -397,7 +401,7 @@ def test_nothing_is_expected_of_a_prelude_that_runs_once(one_run: Callable[..., 
     assert run.world.sent == []
 
 
-def test_a_machine_that_is_taken_away(one_run: Callable[..., OneRun]) -> None:
+def test_preemption_stops_the_run(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
     run.supervision._preemption.notice = "instance/preempted is TRUE"
@@ -405,7 +409,7 @@ def test_a_machine_that_is_taken_away(one_run: Callable[..., OneRun]) -> None:
     assert [event.stop for event in run.events(Stopping)] == [Stop(StopCause.PREEMPTED)]
 
 
-def test_a_prelude_that_cannot_be_forked_is_run_by_each_rank(
+def test_replicate_if_the_prelude_cannot_be_forked(
     one_run: Callable[..., OneRun],
 ) -> None:
     run = one_run()
@@ -425,7 +429,7 @@ def test_a_prelude_that_cannot_be_forked_is_run_by_each_rank(
     assert result.replicate_reason == "cell [2] uses an XLA device"
 
 
-def test_a_prelude_that_dies_names_its_cell(one_run: Callable[..., OneRun]) -> None:
+def test_prelude_crash_names_its_cell(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.supervision.begin()
     run.fork_runner()
@@ -460,7 +464,7 @@ def test_a_retry_forgets_the_attempt_before(one_run: Callable[..., OneRun]) -> N
     assert (result.state, result.attempts, result.failures) == ("interrupted", 2, ())
 
 
-def test_a_fork_server_that_is_lost_before_the_runner_is_there(
+def test_crash_of_the_fork_server_before_the_runner_is_a_failure(
     one_run: Callable[..., OneRun],
 ) -> None:
     run = one_run()
@@ -472,7 +476,9 @@ def test_a_fork_server_that_is_lost_before_the_runner_is_there(
     assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
 
 
-def test_a_fork_server_that_is_lost_later_ends_no_run(one_run: Callable[..., OneRun]) -> None:
+def test_crash_of_the_fork_server_later_does_not_end_the_run(
+    one_run: Callable[..., OneRun],
+) -> None:
     run = one_run()
     run.start()
     del run.world.deadly[FORK_SERVER]
@@ -484,7 +490,7 @@ def test_a_fork_server_that_is_lost_later_ends_no_run(one_run: Callable[..., One
     assert run.finish().state == "succeeded"
 
 
-def test_children_left_behind_are_killed_before_the_end(one_run: Callable[..., OneRun]) -> None:
+def test_leftover_child_processes_are_killed_before_the_end(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
     child = Process(99, 0)
@@ -497,7 +503,7 @@ def test_children_left_behind_are_killed_before_the_end(one_run: Callable[..., O
     assert run.events(Stopping) == []
 
 
-def test_a_folder_that_is_deleted_ends_nothing(one_run: Callable[..., OneRun]) -> None:
+def test_deleted_run_folder_does_not_end_the_supervision(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
     shutil.rmtree(run.dir.path)
@@ -508,7 +514,7 @@ def test_a_folder_that_is_deleted_ends_nothing(one_run: Callable[..., OneRun]) -
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_a_file_system_that_is_read_only_ends_nothing(tmp_path: Path, world: World) -> None:
+def test_read_only_file_system_does_not_end_the_supervision(tmp_path: Path, world: World) -> None:
     with mounted(tmp_path) as make_read_only:
         run = OneRun(tmp_path, world)
         run.supervision.stop(StopCause.USER, "asked")

@@ -50,7 +50,7 @@ def seen(store: Store) -> list[object]:
     ]
 
 
-def test_it_does_what_torch_s_store_does(file: int) -> None:
+def test_board_behaves_like_the_store_of_torch(file: int) -> None:
     theirs = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     board = Board(file, LIMIT)
     assert seen(PrefixStore("own", board)) == seen(PrefixStore("own", theirs))
@@ -60,7 +60,7 @@ def test_it_does_what_torch_s_store_does(file: int) -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_all_who_write_at_once_agree(file: int) -> None:
+def test_board_with_concurrent_writers_is_consistent(file: int) -> None:
     children = []
     big = "x" * 100_000
     for number in range(4):
@@ -97,7 +97,7 @@ def test_all_who_write_at_once_agree(file: int) -> None:
         assert boards[1].get(f"last-{number}") == f"99{big}".encode()
 
 
-def test_what_is_overwritten_takes_no_room(file: int) -> None:
+def test_board_frees_overwritten_values(file: int) -> None:
     board, other, absent = (Board(file, LIMIT) for _ in range(3))
     board.set("kept", "value")
     board.set("deleted", "value")
@@ -115,7 +115,7 @@ def test_what_is_overwritten_takes_no_room(file: int) -> None:
         assert reader.num_keys() == 3
 
 
-def test_one_who_reads_while_others_clean_up_misses_nothing(file: int) -> None:
+def test_board_reader_during_cleanup_misses_nothing(file: int) -> None:
     board, ends = Board(file, LIMIT), threading.Event()
     seen: list[list[int]] = [[], []]
 
@@ -143,7 +143,7 @@ def test_one_who_reads_while_others_clean_up_misses_nothing(file: int) -> None:
         assert len(numbers) > 10
 
 
-def test_a_full_board_is_an_error_and_stays_readable(
+def test_board_that_is_full_raises_and_stays_readable(
     file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tpunb.xla.rehearsal.board.ROOM", 1 << 20)
@@ -155,6 +155,6 @@ def test_a_full_board_is_an_error_and_stays_readable(
     assert (board.get("key"), board.get("small")) == (b"value", b"other")
 
 
-def test_a_key_that_never_comes_is_an_error_in_time(file: int) -> None:
+def test_board_get_of_a_missing_key_times_out(file: int) -> None:
     with pytest.raises(TimeoutError, match="key-of-nobody"):
         Board(file, timedelta(milliseconds=10)).get("key-of-nobody")

@@ -101,7 +101,7 @@ def changed_in_place() -> list[float]:
     return found
 
 
-def test_what_xla_has_taken_over_can_be_changed_in_place(ranks: Ranks) -> None:
+def test_tensors_given_to_xla_can_be_changed_in_place(ranks: Ranks) -> None:
     assert ranks.values(changed_in_place, 1) == [[4.0, 2.0, 10.0, 3.0, 22.0, 4.0]]
 
 
@@ -147,11 +147,11 @@ def lent() -> None:
         assert each._use_count() > 1
 
 
-def test_what_xla_has_is_kept_until_it_lets_go(ranks: Ranks) -> None:
+def test_buffers_are_kept_while_xla_uses_them(ranks: Ranks) -> None:
     ranks.values(lent, 1)
 
 
-def test_memory_is_used_again_when_xla_has_let_go_of_it(ranks: Ranks) -> None:
+def test_buffers_are_reused_after_xla_releases_them(ranks: Ranks) -> None:
     ranks.values(used_again, 1)
 
 
@@ -195,7 +195,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_what_is_kept_free_goes_back_now_and_then() -> None:
+def test_free_heap_memory_is_returned_to_the_system() -> None:
     from tpunb.xla.rehearsal import buffers  # imports torch_xla, which would be every worker's
 
     if buffers.Heap().free() == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tpunb.xla.rehearsal.call import Call, describe_mismatch, users_line
 
 
-def test_a_call_in_words() -> None:
+def test_collective_call_in_words() -> None:
     assert str(Call("rendezvous")) == "rendezvous"
     assert str(Call("rendezvous", label="'epoch'")) == "rendezvous 'epoch'"
     one = Call("all_reduce sum", ("float32[3]",), "scale 0.5")
@@ -14,7 +14,7 @@ def test_a_call_in_words() -> None:
     assert str(two) == "all_reduce sum of 2 tensors (float32[3], …)"
 
 
-def test_what_must_be_equal_on_all_ranks() -> None:
+def test_collective_call_digest_covers_what_must_match() -> None:
     call = Call("all_reduce sum", ("float32[3]",), "scale 0.5")
     same = Call("all_reduce sum", ("float32[3]",), "scale 0.5", label="other", place="elsewhere")
     assert call.digest == same.digest
@@ -27,7 +27,7 @@ def test_what_must_be_equal_on_all_ranks() -> None:
         assert call.digest != other.digest
 
 
-def test_a_description_arrives_whole_with_the_users_line() -> None:
+def test_collective_call_description_keeps_the_user_line() -> None:
     call = Call("all_reduce sum", ("float32[3]", "int64[]"), "scale 0.5", "'é'")
     there = Call.from_description(call.described())
     assert (there.operation, there.tensors, there.detail, there.label) == (
@@ -40,14 +40,14 @@ def test_a_description_arrives_whole_with_the_users_line() -> None:
     assert there.place.endswith(" of test_call.py: there = Call.from_description(call.described())")
 
 
-def test_code_without_a_file_has_a_line_all_the_same() -> None:
+def test_user_line_of_code_without_a_file() -> None:
     code = compile("\nplace = users_line()", "<cell [7]>", "exec")
     namespace: dict[str, object] = {"users_line": users_line, "__name__": "__main__"}
     exec(code, namespace)
     assert namespace["place"] == "line 2 of <cell [7]>"
 
 
-def test_ranks_that_agree_with_each_other_share_a_line() -> None:
+def test_mismatch_message_groups_ranks_that_agree() -> None:
     three, five = (
         Call("all_reduce sum", (f"float32[{n}]",), place="line 4 of train.py: f(x)") for n in (3, 5)
     )
@@ -62,7 +62,7 @@ def test_ranks_that_agree_with_each_other_share_a_line() -> None:
     ]
 
 
-def test_the_first_tensor_that_differs_is_named() -> None:
+def test_mismatch_message_names_the_first_different_tensor() -> None:
     calls = {
         rank: Call("all_reduce sum", ("float32[1]", kind, "float32[9]"))
         for rank, kind in enumerate(["float32[2]", "bfloat16[2]"])

@@ -314,7 +314,7 @@ def carried_out(todo: list[dict[str, Any]]) -> int:
         (6, 1, LOOPBACK),
     ],
 )
-def test_every_collective_gives_what_numpy_gives(
+def test_random_collectives_match_numpy(
     ranks: Ranks, world: int, starts: int, hosts: tuple[Loopback, ...]
 ) -> None:
     done: set[str] = set()
@@ -336,7 +336,7 @@ def test_every_collective_gives_what_numpy_gives(
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
-def test_each_is_carried_out(ranks: Ranks, operation: str) -> None:
+def test_each_collective_with_each_type_matches_numpy(ranks: Ranks, operation: str) -> None:
     """Each collective with each type, in one start of ranks; the plans above are random."""
     todo = [
         {
@@ -387,7 +387,7 @@ def extremes() -> dict[str, list[Any]]:
     }
 
 
-def test_values_at_the_ends_of_their_types(ranks: Ranks) -> None:
+def test_collectives_with_nan_infinity_and_overflow(ranks: Ranks) -> None:
     expected = {
         "nan is the least": [math.nan, math.nan],
         "and the greatest": [math.nan, math.nan],

@@ -19,7 +19,7 @@ GRAPH = """IR {
 }"""
 
 
-def test_an_outline_of_a_graph() -> None:
+def test_graph_outline_and_hash() -> None:
     from tpunb.xla.rehearsal.divergence import Outline
 
     outline = Outline.parse(GRAPH)
@@ -51,7 +51,7 @@ def test_an_outline_of_a_graph() -> None:
         ((dict.fromkeys("abcdef", 1), {}), ({"a": 1}, {}), "has in addition b, c, d, e and 1 more"),
     ],
 )
-def test_a_difference_in_words(one: Any, other: Any, words: str) -> None:
+def test_graph_difference_in_words(one: Any, other: Any, words: str) -> None:
     from tpunb.xla.rehearsal.divergence import Outline
 
     assert words in Outline(*one).difference(Outline(*other))
@@ -138,7 +138,7 @@ def trained(*kinds: str) -> list[str]:
         ("sync", "it had computed these tensors before"),
     ],
 )
-def test_a_rank_that_leaves_the_others_is_named_once(ranks: Ranks, kind: str, words: str) -> None:
+def test_divergence_of_one_rank_is_named_once(ranks: Ranks, kind: str, words: str) -> None:
     (told,), *others = ranks.values(trained, 3, kind)
     assert others == [[], []]  # one rank says it for all
     assert words in told
@@ -157,9 +157,7 @@ def test_a_rank_that_leaves_the_others_is_named_once(ranks: Ranks, kind: str, wo
         ("sync in between", r"no step, or one after torch_xla.sync\(\)\n"),
     ],
 )
-def test_a_rank_whose_optimizer_steps_otherwise_is_named(
-    ranks: Ranks, kind: str, words: str
-) -> None:
+def test_divergence_in_the_optimizer_step_is_named(ranks: Ranks, kind: str, words: str) -> None:
     (told,), *others = ranks.values(trained, 3, kind)
     assert others == [[], []]
     assert told.startswith("in the optimizer's step before rendezvous 'saved' the ranks run")
@@ -191,7 +189,7 @@ train()
 """
 
 
-def test_tensors_that_differ_are_named(driver: Driver) -> None:
+def test_divergence_names_the_different_tensors(driver: Driver) -> None:
     seen = driver.run([], ELSEWHERE, ranks=3)
     assert seen.result.state == "succeeded"
     [names] = [line for line in seen.log if "by name" in line]
@@ -202,7 +200,7 @@ def test_tensors_that_differ_are_named(driver: Driver) -> None:
     ) in names
 
 
-def test_names_of_programs_that_differ() -> None:
+def test_divergence_of_tensor_names_in_words() -> None:
     from tpunb.xla.rehearsal.divergence import Names
 
     many = Names([f"w{number}" for number in range(9)], ["x"])
@@ -212,7 +210,7 @@ def test_names_of_programs_that_differ() -> None:
     )
 
 
-def test_what_was_told_in_one_group_is_the_same_on_all_ranks_of_another() -> None:
+def test_divergence_limit_is_independent_for_each_group() -> None:
     from tpunb.xla.rehearsal.divergence import ProgramComparison, ProgramHashes
 
     first, second = ProgramComparison(), ProgramComparison()
@@ -239,7 +237,7 @@ def looked(count: int) -> tuple[int, int]:
     return divergence.programs._hashed, divergence.programs.calls
 
 
-def test_hashes_are_taken_less_often_where_they_cost_much(ranks: Ranks) -> None:
+def test_divergence_hashes_are_taken_less_often_if_expensive(ranks: Ranks) -> None:
     for looks, calls in ranks.values(looked, 2, 100):
         assert calls == 100
         assert 32 < looks < 40
@@ -258,7 +256,7 @@ for step in range(10):
 """
 
 
-def test_a_run_warns_with_cell_and_line_and_goes_on(driver: Driver) -> None:
+def test_divergence_warns_with_cell_and_line_and_the_run_continues(driver: Driver) -> None:
     seen = driver.run([], LEAVES, ranks=4)
     assert seen.result.state == "succeeded"
     told = [line for line in seen.log if "the ranks run different programs" in line]

@@ -38,7 +38,7 @@ def facts() -> dict[str, Any]:
     }
 
 
-def test_what_a_rank_is_told(ranks: Ranks) -> None:
+def test_rank_sees_torch_xla_runtime_facts_like_on_a_tpu(ranks: Ranks) -> None:
     processors = len(os.sched_getaffinity(0))
     for rank, found in enumerate(ranks.values(facts, 3)):
         assert found == {
@@ -76,7 +76,7 @@ def drawn(seed: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("seed", ["none", "torch", "torch_xla", "state"])
-def test_ranks_draw_the_same_numbers_until_they_are_seeded_apart(ranks: Ranks, seed: str) -> None:
+def test_random_numbers_of_ranks_are_equal_until_seeded_apart(ranks: Ranks, seed: str) -> None:
     (first, cpu), (second, other_cpu) = ranks.values(drawn, 2, seed)
     # As on a TPU: each process begins with the same default seed on its device.
     assert (first == second) == (seed in ("none", "torch"))
@@ -101,7 +101,7 @@ def test_ranks_share_the_processors(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("said", install.THREADS)
-def test_what_the_person_says_of_threads_stays(said: str) -> None:
+def test_thread_settings_of_the_user_are_kept(said: str) -> None:
     env = {said: "7"}
     install.share_processors(env, 4)
     assert env == {said: "7"}

@@ -180,7 +180,7 @@ def mistakes(names: list[str]) -> dict[str, str]:
     return found
 
 
-def test_a_rank_that_runs_a_collective_alone_is_an_error_on_all(ranks: Ranks) -> None:
+def test_mismatched_graph_execution_is_an_error_on_all_ranks(ranks: Ranks) -> None:
     first, other = ranks.values(mistakes, 2, ["item", "barrier"])
     assert first == other
     assert "rank 0: reads a value" in first["item"]
@@ -189,7 +189,7 @@ def test_a_rank_that_runs_a_collective_alone_is_an_error_on_all(ranks: Ranks) ->
     assert "rank 0: calls torch_xla.sync()" in first["barrier"]
 
 
-def test_every_way_to_read_is_one(ranks: Ranks) -> None:
+def test_mismatched_reads_of_every_kind_are_errors(ranks: Ranks) -> None:
     for found in ranks.values(mistakes, 2, list(MISTAKES)):
         assert [name for name, text in found.items() if not text] == []
 
@@ -246,7 +246,7 @@ def legal() -> list[str]:
     return said
 
 
-def test_what_every_rank_runs_or_none_needs_is_no_difference(ranks: Ranks) -> None:
+def test_no_mismatch_for_executions_equal_or_not_needed(ranks: Ranks) -> None:
     assert ranks.values(legal, 3) == [[]] * 3
 
 
@@ -293,7 +293,7 @@ def ends(kind: str) -> str:
         ("nothing", "", 2),
     ],
 )
-def test_what_went_wrong_is_told_at_the_end(
+def test_collective_errors_are_reported_at_the_end_of_the_rehearsal(
     ranks: Ranks, kind: str, error: str, least: int
 ) -> None:
     told = ranks.values(ends, 2, kind)
@@ -318,7 +318,7 @@ R, S = Kind.READ, Kind.SYNC
         ([(R, 1, False), (R, 2, False)], [(R, 1, False)], None, True),
     ],
 )
-def test_only_what_all_have_done_is_compared(
+def test_mismatch_compares_only_executions_of_all_ranks(
     one: Any, other: Any, now: bool | None, at_the_end: bool | None
 ) -> None:
     texts = {0: described(len(one), *one), 1: described(len(other), *other)}

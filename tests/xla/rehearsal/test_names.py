@@ -34,7 +34,7 @@ def named() -> list[list[str]]:
     return inner(model[0].weight)
 
 
-def test_parameters_buffers_gradients_and_variables(ranks: Ranks) -> None:
+def test_tensor_names_of_parameters_buffers_gradients_variables(ranks: Ranks) -> None:
     (found,) = ranks.values(named, 1)
     assert found == [
         ["model.0.weight", "model.0.weight.grad"],

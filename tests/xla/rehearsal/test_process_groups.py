@@ -77,7 +77,7 @@ def meets_nobody(way: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["xla://", "env://"])
-def test_a_rank_that_does_not_come_to_init_process_group_is_named(ranks: Ranks, way: str) -> None:
+def test_mismatch_names_a_rank_missing_in_init_process_group(ranks: Ranks, way: str) -> None:
     for message in ranks.values(meets_nobody, 2, way):
         assert "rank 0: init_process_group, " in message
         assert "test_process_groups.py: dist.init_process_group(" in message
@@ -137,7 +137,7 @@ def own_children() -> list[Any]:
     return [said, os.wait()[1]]
 
 
-def test_a_process_below_a_rank_has_groups_of_its_own(ranks: Ranks) -> None:
+def test_child_process_of_a_rank_has_process_groups_of_its_own(ranks: Ranks) -> None:
     assert ranks.values(own_children, 2) == [["5.0", 0], ["6.0", 0]]
 
 
@@ -216,7 +216,7 @@ def every_collective() -> dict[str, Any]:
     return found
 
 
-def test_its_collectives(ranks: Ranks) -> None:
+def test_process_group_collectives(ranks: Ranks) -> None:
     found = ranks.values(every_collective, 4)
     rows = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     for rank, own in enumerate(found):
@@ -270,7 +270,7 @@ def sub_groups() -> list[Any]:
     return found
 
 
-def test_sub_groups(ranks: Ranks) -> None:
+def test_process_group_sub_groups(ranks: Ranks) -> None:
     found = ranks.values(sub_groups, 4)
     everybody = [46.0, [10.0, 11.0, 12.0, 13.0]]
     even, odd = [22.0, [10.0, 12.0]], [24.0, [11.0, 13.0]]
@@ -376,5 +376,5 @@ def as_upstream(folder: str) -> None:
         through.touch()
 
 
-def test_what_torch_xla_refuses_or_leaves_out_stays_so(ranks: Ranks, tmp_path: Path) -> None:
+def test_process_group_calls_unsupported_by_torch_xla_stay_so(ranks: Ranks, tmp_path: Path) -> None:
     ranks.values(as_upstream, 2, str(tmp_path))

@@ -45,7 +45,7 @@ def identity() -> dict[str, Any]:
     }
 
 
-def test_each_rank_knows_who_it_is(ranks: Ranks) -> None:
+def test_rank_numbers_and_world_size_in_each_rank(ranks: Ranks) -> None:
     ended = ranks.run(identity, 4)
     for rank, end in enumerate(ended):
         assert not end.error
@@ -73,7 +73,7 @@ def asked_before_the_fork() -> int:
     return xr.world_size()
 
 
-def test_an_answer_from_before_the_fork_does_not_stay(ranks: Ranks) -> None:
+def test_world_size_asked_before_the_fork_is_not_cached(ranks: Ranks) -> None:
     assert ranks.values(asked_before_the_fork, 2) == [2, 2]
 
 
@@ -90,7 +90,7 @@ def only_imported() -> None:
     assert xm.all_reduce is vars(xm)["all_reduce"]
 
 
-def test_importing_replaces_nothing(ranks: Ranks) -> None:
+def test_rehearsal_import_replaces_nothing(ranks: Ranks) -> None:
     ranks.values(only_imported, 1)
 
 
@@ -233,7 +233,7 @@ def reduced_in_groups() -> dict[str, Any]:
     return found
 
 
-def test_groups_of_ranks(ranks: Ranks) -> None:
+def test_collectives_in_groups_of_ranks(ranks: Ranks) -> None:
     found = ranks.values(reduced_in_groups, 4)
     assert [f["halves"] for f in found] == [3.0, 3.0, 12.0, 12.0]
     assert [f["gathered"] for f in found] == [[1.0, 4.0], [2.0, 8.0], [1.0, 4.0], [2.0, 8.0]]
@@ -364,7 +364,7 @@ def train(optimizer_name: str, workers: int) -> tuple[list[float], list[Any]]:
 @pytest.mark.parametrize(
     ("optimizer", "workers", "counts"), [("SGD", 0, [2, 4]), ("AdamW", 2, [2])]
 )
-def test_several_ranks_train_as_one_does(
+def test_training_on_several_ranks_equals_one_rank(
     ranks: Ranks, optimizer: str, workers: int, counts: list[int]
 ) -> None:
     ((losses, weights),) = ranks.values(train, 1, optimizer, workers)
@@ -461,7 +461,7 @@ def disagreeing(how: str) -> tuple[str, float]:
         ),
     ],
 )
-def test_a_mismatch_says_on_every_rank_who_brought_what(
+def test_mismatch_error_on_every_rank_lists_the_calls(
     ranks: Ranks, how: str, said: list[str]
 ) -> None:
     for message, together in ranks.values(disagreeing, 3, how):
@@ -492,7 +492,7 @@ def leaving(how: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("how", ["returns", "is killed"])
-def test_a_rank_that_ended_is_named(ranks: Ranks, how: str) -> None:
+def test_lost_rank_is_named_in_a_collective(ranks: Ranks, how: str) -> None:
     ended = ranks.run(leaving, 3, how)
     assert ended[1].exitcode == (0 if how == "returns" else -signal.SIGKILL)
     for rank in (0, 2):
@@ -537,7 +537,9 @@ def late(when: str, folder: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
-def test_a_rank_that_does_not_come_is_named(ranks: Ranks, when: str, tmp_path: Path) -> None:
+def test_timeout_in_a_collective_names_the_missing_rank(
+    ranks: Ranks, when: str, tmp_path: Path
+) -> None:
     found = ranks.values(late, 3, when, str(tmp_path))
     for rank in (0, 2):
         kind, message = found[rank]
@@ -593,7 +595,7 @@ def interrupted(when: str, folder: str) -> str:
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
-def test_an_interrupt_ends_a_wait(ranks: Ranks, when: str, tmp_path: Path) -> None:
+def test_interrupt_ends_a_wait_in_a_collective(ranks: Ranks, when: str, tmp_path: Path) -> None:
     message = ranks.values(interrupted, 2, when, str(tmp_path))[0]
     assert message.startswith(
         "rendezvous 'save' cannot run: rank 0 left all_reduce min of float32[2] with "
@@ -629,7 +631,7 @@ def not_rehearsed() -> None:
         xm.all_reduce("and", x)
 
 
-def test_what_is_not_rehearsed_says_so(ranks: Ranks) -> None:
+def test_calls_that_are_not_rehearsed_are_explained(ranks: Ranks) -> None:
     ranks.values(not_rehearsed, 2)
 
 
@@ -796,5 +798,5 @@ def without_a_store() -> str:
     return str(raised.value)
 
 
-def test_without_a_store_of_torch_elastic_it_says_so(ranks: Ranks) -> None:
+def test_missing_torch_elastic_store_is_explained(ranks: Ranks) -> None:
     assert "TORCHELASTIC_USE_AGENT_STORE is not True" in ranks.values(without_a_store, 1)[0]

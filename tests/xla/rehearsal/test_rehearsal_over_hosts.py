@@ -112,7 +112,7 @@ def trained() -> Any:
     return train(model.to(torch_xla.device()), rank, world, step_with_xm=True)
 
 
-def test_a_training_gives_the_numbers_of_one_host_and_of_one_process(ranks: Ranks) -> None:
+def test_training_over_hosts_equals_one_host_and_one_process(ranks: Ranks) -> None:
     ((losses, weights),) = ranks.values(trained, 1)
     one = ranks.values(trained, 4)
     two = ranks.values(trained, 4, hosts=LOOPBACK)
@@ -184,7 +184,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_mistakes_are_told_with_the_host(ranks: Ranks, mistake: str) -> None:
+def test_mismatch_and_lost_rank_errors_name_the_host(ranks: Ranks, mistake: str) -> None:
     every = ranks.run(wrong, 4, mistake, hosts=LOOPBACK)
     for rank, ended in enumerate(every):
         if rank == 3 and (mistake.startswith("one less") or mistake == "killed"):
@@ -192,7 +192,7 @@ def test_mistakes_are_told_with_the_host(ranks: Ranks, mistake: str) -> None:
         assert re.match(WRONG[mistake], ended.value, re.DOTALL), (rank, ended.value)
 
 
-def test_all_ranks_of_a_host_are_lost_at_once(ranks: Ranks) -> None:
+def test_lost_host_names_all_its_ranks(ranks: Ranks) -> None:
     first, second, *_ = ranks.run(wrong, 4, "host killed", hosts=LOOPBACK)
     # A rank may see that one of them has ended before it sees the other.
     lost = "(ranks 1/2, 1/3|rank 1/[23]) ended while rank 0/. waited in all_reduce sum"
@@ -228,7 +228,7 @@ def without_store(folder: str) -> str:
     return "nothing was raised"
 
 
-def test_a_store_that_is_lost_with_host_0_is_told(ranks: Ranks, tmp_path: Path) -> None:
+def test_lost_store_of_host_0_is_explained(ranks: Ranks, tmp_path: Path) -> None:
     *said, _ = ranks.values(without_store, 4, str(tmp_path), hosts=LOOPBACK)
     for rank, text in enumerate(said):
         assert re.match(
@@ -255,7 +255,7 @@ def sent_in_a_circle() -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ranks_of_two_hosts_that_wait_for_each_other_are_named(ranks: Ranks) -> None:
+def test_deadlock_over_two_hosts_names_the_ranks(ranks: Ranks) -> None:
     said = ranks.values(sent_in_a_circle, 4, hosts=LOOPBACK)
     named = [text for text in said if text.startswith("DeadlockError: ")]
     assert named

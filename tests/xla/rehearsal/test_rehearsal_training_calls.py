@@ -86,7 +86,7 @@ def differentiated() -> dict[str, Any]:
     return found
 
 
-def test_functions_with_gradients(ranks: Ranks) -> None:
+def test_collective_functions_with_gradients(ranks: Ranks) -> None:
     one, other = ranks.values(differentiated, 2)
     for name, value, gradients in (
         ("sum", [3.0, 9.0], ([1.0, 2.0], [1.0, 2.0])),
@@ -235,7 +235,7 @@ def disagreeing(which: str) -> list[str]:
         ("functional", [r"rank 0: reduce_scatter min", r"rank 1: reduce_scatter max"]),
     ],
 )
-def test_a_mismatch_in_any_collective_is_told(ranks: Ranks, which: str, said: list[str]) -> None:
+def test_mismatch_in_any_collective_is_reported(ranks: Ranks, which: str, said: list[str]) -> None:
     for (message,) in ranks.values(disagreeing, 2, which):
         for text in said:
             assert re.search(text, message), message
@@ -270,7 +270,7 @@ def refused() -> dict[str, str]:
     return found
 
 
-def test_what_fails_on_a_tpu_fails_here_and_says_why(ranks: Ranks) -> None:
+def test_collective_arguments_that_fail_on_a_tpu_are_explained(ranks: Ranks) -> None:
     for found in ranks.values(refused, 2):
         for name, said in (
             ("in one tensor of a type", "torch_xla crashes if a list has a single tensor"),
@@ -313,7 +313,7 @@ def mixed(between: str) -> list[str]:
 
 
 @pytest.mark.parametrize("between", ["upstream", "item", "sync", "the same"])
-def test_pinned_and_unpinned_layouts_in_one_step_are_told(ranks: Ranks, between: str) -> None:
+def test_pin_layout_mismatch_within_one_step_is_explained(ranks: Ranks, between: str) -> None:
     first, *others = ranks.values(mixed, 1 if between == "upstream" else 2, between)
     assert others in ([], [[]])
     if between in ("sync", "the same"):

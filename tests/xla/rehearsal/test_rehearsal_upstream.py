@@ -256,7 +256,9 @@ COUNTERS = [
 
 
 @pytest.mark.parametrize("calls", [in_place, outputs, results, refusals])
-def test_one_rank_is_as_one_replica(ranks: Ranks, calls: Callable[[bool], Any]) -> None:
+def test_rehearsal_with_one_rank_equals_torch_xla(
+    ranks: Ranks, calls: Callable[[bool], Any]
+) -> None:
     ((upstream,), (rehearsed,)) = (ranks.values(calls, 1, on) for on in (False, True))
     assert len(upstream) > 3
     for name, value in upstream.items():

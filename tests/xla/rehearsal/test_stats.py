@@ -13,7 +13,7 @@ from tpunb.xla.rehearsal import stats
 from tpunb.xla.rehearsal.stats import CollectiveStats
 
 
-def test_calls_bytes_and_times_add_up() -> None:
+def test_collective_calls_bytes_and_times_add_up() -> None:
     counted = CollectiveStats()
     counted.add("rendezvous", 0, 0.5, 0.25)
     for _ in range(3):
@@ -39,12 +39,12 @@ def test_calls_bytes_and_times_add_up() -> None:
         ("float32[3] on cpu", 12),
     ],
 )
-def test_the_bytes_of_a_tensor(described: str, size: int) -> None:
+def test_collective_bytes_of_a_tensor(described: str, size: int) -> None:
     assert stats.size_of((described,)) == size
     assert stats.size_of((described, described)) == 2 * size
 
 
-def test_in_words() -> None:
+def test_collective_stats_in_words() -> None:
     rows = [
         Collective(0, "all_reduce sum", 1200, 4_710_000_000, 0.1, 3.2),
         Collective(0, "rendezvous", 1, 0, 0.0, 0.0),
@@ -71,20 +71,20 @@ def test_in_words() -> None:
         "\udcff",
     ],
 )
-def test_a_damaged_file_says_nothing(tmp_path: Path, text: str) -> None:
+def test_collective_stats_of_a_damaged_file_are_empty(tmp_path: Path, text: str) -> None:
     path = tmp_path / "collectives.json"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     assert stats.read_collectives(path) == []
 
 
-def test_what_a_later_version_adds_is_left_out(tmp_path: Path) -> None:
+def test_collective_stats_ignore_fields_of_later_versions(tmp_path: Path) -> None:
     path = tmp_path / "collectives.json"
     row = Collective(0, "rendezvous", 1, 12, 0.0, 0.0)
     path.write_text(json.dumps([{**asdict(row), "fastest": 0.1}]))
     assert stats.read_collectives(path) == [row]
 
 
-def test_nothing_is_left_where_nothing_was_sent(tmp_path: Path) -> None:
+def test_collective_stats_without_calls_leave_no_file(tmp_path: Path) -> None:
     stats.save_collectives(tmp_path / "collectives.json", 0)
     assert list(tmp_path.iterdir()) == []
     assert stats.read_collectives(tmp_path / "collectives.json") == []

@@ -12,7 +12,7 @@ from tpunb.xla.rehearsal.transport import Mesh
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_another_process_gets_nothing() -> None:
+def test_transport_gives_nothing_to_another_process() -> None:
     rank0, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
     pids = dict.fromkeys((0, 1), os.getpid())
     address = f"\0{rank0.address}"
@@ -45,7 +45,7 @@ def test_another_process_gets_nothing() -> None:
     os.close(connects)
 
 
-def test_a_process_that_answers_for_a_rank_is_refused() -> None:
+def test_transport_rejects_a_process_that_poses_as_a_rank() -> None:
     impostor, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
     pids = {0: os.getppid(), 1: os.getppid()}  # the impostor is this process
     with pytest.raises(RuntimeError, match="another process answers for rank 0"):
@@ -53,7 +53,7 @@ def test_a_process_that_answers_for_a_rank_is_refused() -> None:
     impostor._listener.close()
 
 
-def test_a_rank_that_ends_while_it_connects_is_a_lost_connection() -> None:
+def test_lost_connection_if_a_rank_ends_while_connecting() -> None:
     rank0, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
     pids = dict.fromkeys((0, 1), os.getpid())
 

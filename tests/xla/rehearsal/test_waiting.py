@@ -33,7 +33,7 @@ def wait(*members: int, number: int = 1, **others: int) -> Wait:
         ({0: wait(0, 1), 1: wait(1, 2), 2: wait(2, 3), 3: wait(3, 4)}, []),
     ],
 )
-def test_only_a_circle_is_one(waits: dict[int, Wait], found: list[int]) -> None:
+def test_deadlock_cycle_detection(waits: dict[int, Wait], found: list[int]) -> None:
     assert sorted(find_cycle(0, waits[0], waits.get)) == found
     for rank, said in waits.items():
         assert Wait.from_json(said.to_json()).lacks(waits[0]) == said.lacks(waits[0]), rank
@@ -68,7 +68,7 @@ def permuted(pairs: list[list[list[int]]]) -> str:
         ([[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 1]]], [(0, "[0, 1], [1, 2]")]),
     ],
 )
-def test_other_pairs_on_other_ranks_are_named(
+def test_mismatch_of_permute_pairs_names_the_ranks(
     ranks: Ranks, pairs: list[list[list[int]]], called: list[tuple[int, str]]
 ) -> None:
     began = time.monotonic()
@@ -102,7 +102,7 @@ def sent_in_a_circle() -> str:
     return ""
 
 
-def test_a_circle_of_ranks_that_send_is_named(ranks: Ranks) -> None:
+def test_deadlock_of_sending_ranks_is_named(ranks: Ranks) -> None:
     said = ranks.values(sent_in_a_circle, 3)
     deadlocks = [text for text in said if "DeadlockError: " in text]
     assert deadlocks
@@ -130,7 +130,7 @@ def alone_in_a_permute() -> str:
     return ""
 
 
-def test_ranks_in_no_pair_take_part_as_well(ranks: Ranks) -> None:
+def test_mismatch_if_a_rank_without_a_pair_skips_a_permute(ranks: Ranks) -> None:
     for text in ranks.values(alone_in_a_permute, 3):
         assert "ranks 0, 1: collective_permute" in text
         assert "rank 2: rendezvous" in text
@@ -157,7 +157,7 @@ def passed_on() -> float:
     return value
 
 
-def test_ranks_that_wait_for_a_late_one_go_on(ranks: Ranks) -> None:
+def test_no_deadlock_if_a_late_rank_arrives(ranks: Ranks) -> None:
     # 1 is sent to 2, their sum to 3.
     assert ranks.values(passed_on, 3) == [1.0 + 3.0 + 6.0] * 3
 
@@ -182,9 +182,7 @@ def gone(early: bool) -> str:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_rank_that_has_gone_is_missed_at_the_first_and_at_later_meetings(
-    ranks: Ranks, early: bool
-) -> None:
+def test_lost_rank_is_named_at_its_first_and_later_collectives(ranks: Ranks, early: bool) -> None:
     first, second, _ = ranks.values(gone, 3, early)
     for message in (first, second):
         assert message.startswith("rank 2 has returned from the train cell while rank ")
