@@ -14,7 +14,6 @@ import pytest
 from benchmarks.table import Samples, met, table
 
 ROOT = Path(__file__).parents[2]
-LONGEST = ("failing", "lines", "loop", "predict", "prelude", "start", "step", "sweeping")
 
 
 @pytest.mark.usefixtures("starts_processes")
@@ -159,8 +158,6 @@ LONGEST = ("failing", "lines", "loop", "predict", "prelude", "start", "step", "s
 )
 @pytest.mark.timeout(600)  # some start a kernel and torchrun, one after the other
 def test_benchmark_quick_mode_prints_its_table(which: str, rows: list[str]) -> None:
-    if which in LONGEST and os.environ.get("CI") == "true":
-        pytest.skip("takes a minute, mostly of other tools: `pytest -k print` runs it by hand")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--only", which],
         cwd=ROOT,

@@ -25,6 +25,8 @@ from tests.drivers.colab import ColabProject, colab_project
 from tests.drivers.kaggle import kaggle_project
 from tests.drivers.nodes import until
 from tests.drivers.pods import ReachedPod, reached_pod
+from tests.drivers.trainings import PRELUDE
+from tests.drivers.trainings import TRAIN as STEPS
 from tests.fakes.cluster import Cluster
 from tests.fakes.hosts import why_refused
 from tpunb.runs.directory import RunDir, list_runs
@@ -34,32 +36,13 @@ from tpunb.runs.spec import RunState
 
 pytestmark = pytest.mark.timeout(900)
 
-PRELUDE = """
-import torch
-import torch_xla
-import torch_xla.core.xla_model as xm
-import torch_xla.runtime as xr
-import tpunb
-
-torch.manual_seed(0)
-x, y = torch.randn(64, 3), torch.randn(64, 1)
-model = torch.nn.Linear(3, 1)
-"""
-TRAIN = """%%tpu_train --returns weights
-device, rank, world = torch_xla.device(), xr.global_ordinal(), xr.world_size()
-model.to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-part = slice(rank * 64 // world, (rank + 1) * 64 // world)
-a, b = x[part].to(device), y[part].to(device)
-for step in range(5):
-    optimizer.zero_grad()
-    loss = ((model(a) - b) ** 2).mean()
-    loss.backward()
-    xm.optimizer_step(optimizer)
-    tpunb.log(step=step, loss=loss)
+TRAIN = (
+    f"%%tpu_train --returns weights{STEPS}"
+    + """\
 weights = model.weight.detach().cpu()[0].tolist()
 print("trained", flush=True)
 """
+)
 PLACES: Mapping[str, tuple[int, int, str]] = {
     "ssh": (2, 2, ""),
     "gcloud": (2, 2, ""),

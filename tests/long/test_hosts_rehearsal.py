@@ -14,29 +14,15 @@ import pytest
 from tests.drivers.nodes import REAL, RunOnHosts
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
+from tests.long.test_rehearsal_same_numbers import DATA, RUN
 from tests.support import Driver
 from tpunb.diagnostics.failure.run import diagnose_log
 from tpunb.runs.spec import FailureKind, RunState
 
-DATA = "import torch\ntorch.manual_seed(5)\nfeatures, goal = torch.randn(16, 6), torch.randn(16, 1)"
-TRAIN = """\
-import json, os, torch, torch_xla
+TRAIN = f"""\
+import json
 import torch.distributed as dist
-import torch_xla.core.xla_model as xm
-import torch_xla.runtime as xr
-torch.manual_seed(1)
-device, rank, world = torch_xla.device(), xr.global_ordinal(), xr.world_size()
-model = torch.nn.Linear(6, 1).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x, y = (part[rank::world].to(device) for part in (features, goal))
-losses = []
-for step in range(5):
-    optimizer.zero_grad()
-    loss = (model(x) - y).square().mean()
-    loss.backward()
-    xm.optimizer_step(optimizer)
-    torch_xla.sync()
-    losses.append(xm.mesh_reduce("loss", loss.item(), lambda every: sum(every) / len(every)))
+{RUN}\
 dist.init_process_group("xla", init_method="xla://")
 total = torch.tensor([float(rank)], device=device)
 dist.all_reduce(total)
