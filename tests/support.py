@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,15 +21,6 @@ from tpunb.runs.spec import Block, RunSpec
 from tpunb.utils import processes
 from tpunb.utils.memory import FIRST_TO_GO
 from tpunb.utils.processes import Process
-
-
-def free_port() -> int:
-    """One that nobody has, below those that sockets get by themselves (from 32768 on)."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def script_of(prelude: Iterable[str], train: str, numbers: Sequence[int] | None = None) -> Script:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import free_port
 from tpunb import cli
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -107,8 +106,7 @@ def test_exported_script_runs_without_tpunb(
     name: str, how: str, python: Path, tmp_path: Path
 ) -> None:
     script, empty = exported(ALL[name], tmp_path)
-    port = f"--master-port={free_port()}"
-    done = run(python, empty, [*((*TORCHRUN, port) if how == "torchrun" else ()), script])
+    done = run(python, empty, [*((*TORCHRUN, "--standalone") if how == "torchrun" else ()), script])
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     if how == "torchrun" and "_launch_here()" in script.read_text():
         assert "each of 2 processes trains by itself" in done.stderr

@@ -14,7 +14,6 @@ import pytest
 
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
-from tests.support import free_port
 from tpunb.utils.errors import INSTALL_XLA
 
 pytestmark = [
@@ -113,8 +112,7 @@ def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
     one_core: tuple[dict[str, Any], str], tmp_path: Path, count: int
 ) -> None:
     expected, printed = one_core
-    port = f"--master-port={free_port()}"  # another torchrun on this machine may have 29500
-    found, output = trained(tmp_path, *TORCHRUN, port, f"--nproc-per-node={count}")
+    found, output = trained(tmp_path, *TORCHRUN, "--standalone", f"--nproc-per-node={count}")
     assert len(found) == count
     assert output == printed  # by rank 0 only
     for rank in found:

@@ -17,7 +17,6 @@ from nbformat import v4
 
 from tests.drivers.kernel import ROOT, Kernel, until
 from tests.scenarios.test_values_flow import ADD, SHOW, THREE, cell, ends, nb, shared
-from tests.support import free_port
 from tpunb.runs.directory import list_runs
 
 
@@ -108,7 +107,7 @@ def test_train_cells_give_equal_numbers_in_nbclient_papermill_torchrun(tmp_path:
     env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     ran = subprocess.run(
-        [*torchrun, f"--master-port={free_port()}", str(tmp_path / "script.py")],
+        [*torchrun, "--standalone", str(tmp_path / "script.py")],
         env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,

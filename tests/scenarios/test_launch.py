@@ -13,7 +13,6 @@ from textwrap import dedent
 import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel
-from tests.support import free_port
 from tpunb.cli import main
 from tpunb.runs.directory import RunDir, list_runs
 
@@ -225,8 +224,7 @@ def test_launch_in_an_exported_script_runs_on_every_rank(nb: Kernel) -> None:
     assert nb.path is not None
     assert main(["convert", "--cell", "cell", "-o", str(script), str(nb.path)]) == 0
     env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
-    port = f"--master-port={free_port()}"
-    command = [*("-m", "torch.distributed.run", "--nproc-per-node=2", port, str(script))]
+    command = [*("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script))]
     done = subprocess.run(
         [sys.executable, *command],
         env={**env, "PYTHONPATH": str(Path.cwd())},

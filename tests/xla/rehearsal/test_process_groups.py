@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,17 @@ import pytest
 
 from tests.drivers.kernel import until
 from tests.drivers.ranks import Ranks, rehearse
-from tests.support import free_port
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
+
+
+def free_port() -> int:
+    """One that nobody has, below those that sockets get by themselves (from 32768 on)."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def meetings(free: int) -> list[Any]:
