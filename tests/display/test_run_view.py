@@ -16,7 +16,7 @@ from tpunb.display.front_end import FrontEnd, current_front_end
 from tpunb.display.output_budget import FIRST, NEWEST, ROOM
 from tpunb.display.run_view import RunView
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Metric, Note, Output, Phase, RanksStarted
+from tpunb.runs.events import Ended, Figure, Metric, Note, Output, Phase, RanksStarted
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 
@@ -34,6 +34,7 @@ class Notebook:
             None if terminal else self.publish,
             batch,
             newest=None if terminal else self.newest,
+            figure=None if terminal else self.figure,
             room=None if terminal else ROOM,
         )
 
@@ -46,6 +47,9 @@ class Notebook:
 
     def newest(self, head: str, lines: Sequence[str]) -> None:
         self.messages.append((self.now, "newest", "\n".join([head, *lines])))
+
+    def figure(self, number: int, png: bytes, text: str) -> None:
+        self.messages.append((self.now, "figure", f"{number} {png.decode()}"))
 
     def of(self, kind: str) -> list[str]:
         return [text for _, what, text in self.messages if what == kind]
@@ -166,6 +170,40 @@ def test_a_run_that_prints_little_has_no_newest_lines(
     train(view, notebook)
     view.finish(make_result())
     assert notebook.of("newest") == []
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_figures_are_shown_below_the_lines_before_them_once_they_are_here(
+    open_view: Callable[[Notebook], RunView], tmp_path: Path, *, terminal: bool
+) -> None:
+    notebook, run = Notebook(terminal=terminal), RunDir(tmp_path / "digits")
+    view = open_view(notebook)
+    run.attempt(1, 0).mkdir(parents=True)
+    view.tick()
+    for number, content in enumerate((b"one", b"again", b""), 1):
+        view.show(Output(0, "stdout", f"line {number}\n"))
+        if content:
+            run.figure(1, 1).write_bytes(content)
+        view.show(Figure(1, 1 if content else 2))
+        view.tick()
+        notebook.now += 0.3
+    seen = [
+        (kind, text) for _, kind, text in notebook.messages if kind == "figure" or "line" in text
+    ]
+    if terminal:
+        lines = "".join(text for _, kind, text in notebook.messages if kind == "stream")
+        assert lines.count(f"figure 1: {run.figure(1, 1)}\n") == 1
+        assert "figure 2" not in lines
+    else:
+        assert seen == [
+            ("stream", "[0] line 1\n"),
+            ("figure", "1 one"),
+            ("stream", "[0] line 2\n"),
+            ("figure", "1 again"),
+        ]
+        run.figure(1, 2).write_bytes(b"late")  # it comes from another machine
+        view.tick()
+        assert notebook.of("figure")[-1] == "2 late"
 
 
 def test_an_unchanged_status_is_not_sent_again(

@@ -10,7 +10,7 @@ import pytest
 from tpunb.places.merge import HOLD, Merge
 from tpunb.runs import events
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Note, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.runs.events import Ended, Figure, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 from tpunb.runs.stream import Append, Replace
 
@@ -113,6 +113,7 @@ def test_merge_emits_equal_events_of_hosts_once(run: RunDir, merge: Merge) -> No
             Note("the same", 1.0),
             Note(f"of {host}", 1.0),
             Stopping("SIGINT", "stopped", 1.0),
+            *[Figure(0, 3, 1.0)] * (host == 0),
             RankEnded(0, 2 * host, 0, 1.0),
             Phase(PhaseKind.ENDED, "succeeded", time=1.0),
             Ended(RunState.SUCCEEDED, 1.0),
@@ -122,6 +123,7 @@ def test_merge_emits_equal_events_of_hosts_once(run: RunDir, merge: Merge) -> No
     assert notes == ["the same", "of 0", "h1: of 1"]
     assert sum(isinstance(event, Stopping) for event in told) == 1
     assert [event.rank for event in told if isinstance(event, RankEnded)] == [0, 2]
+    assert [event for event in told if isinstance(event, Figure)] == [Figure(0, 3, 1.0)]
     assert not [event for event in told if isinstance(event, Ended | Phase)]
 
 

@@ -99,6 +99,25 @@ class TestATrainCell:
         )
         nb.run(PRELUDE, "prelude").good()
 
+    def test_figures_of_rank_0_are_displayed_and_saved_with_the_cell(self, nb: Kernel) -> None:
+        ran = train(
+            nb,
+            """
+            import matplotlib.pyplot as plt
+            for step in range(2):
+                plt.plot([step, rank()])
+                plt.show()
+                print("shown", step)
+            plt.plot([1, 2])
+            """,
+        ).good()
+        assert ran.stderr == ""
+        assert [
+            bundle["text/plain"].partition(":")[0]
+            for bundle in ran.displays.values()
+            if bundle.get("image/png", "").startswith("iVBOR")
+        ] == ["figure 1", "figure 2", "figure 3"]
+
     def test_returns_out_option_last_run_and_tensorboard_metrics(self, nb: Kernel) -> None:
         ran = train(
             nb,

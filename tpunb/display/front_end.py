@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class FrontEnd:
     """True if a button in the card can interrupt the cell (JupyterLab and Notebook 7)."""
     newest: Callable[[str, Sequence[str]], None] | None = None
     """Replaces the newest lines and the line above them, once `room` is used up."""
+    figure: Callable[[int, bytes, str], None] | None = None
+    """Shows the figure with this number, a PNG with its description, or replaces it."""
     room: int | None = None
     """Bytes that may be written before only the newest lines are shown; None: no limit."""
 
@@ -54,6 +57,7 @@ def current_front_end() -> FrontEnd:
         batch=batch,
         stops=stops,
         newest=_Newest(),
+        figure=_Figures(),
         room=output_budget.ROOM,
     )
 
@@ -85,6 +89,17 @@ class _Newest:
 
     def __call__(self, head: str, lines: Sequence[str]) -> None:
         self._output({"text/plain": "\n".join([head, *lines])})
+
+
+class _Figures:
+    """The figures of a run, each an output of its own."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, ReplacedOutput] = {}
+
+    def __call__(self, number: int, png: bytes, text: str) -> None:
+        output = self._outputs.setdefault(number, ReplacedOutput())
+        output({"image/png": base64.b64encode(png).decode(), "text/plain": text})
 
 
 class ReplacedOutput:

@@ -160,9 +160,17 @@ class LogView:
         self._notes.append(text)
         self._since = now if self._since is None else self._since
 
-    def flush(self, now: float) -> None:
-        """Write lines that are due. Call this often; it costs little if no line is due."""
-        if self._since is None or (now - self._since < SETTLE and not self._all_have_written):
+    def flush(self, now: float, *, at_once: bool = False) -> None:
+        """Write lines that are due, or `at_once` all that are pending.
+
+        Call this often; it costs little if no line is due.
+        """
+        if self._since is None:
+            return
+        if at_once:
+            self._emit(RATE - RESERVE - self._used(now), now)
+            return
+        if now - self._since < SETTLE and not self._all_have_written:
             return
         if len(self._last) == self._burst and now - self._last[0] < self._burst * self._interval:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tpunb.display import formatters, html, output_budget
@@ -13,10 +14,10 @@ from tpunb.display.log_view import BURST, LogView, TracebackFilter
 from tpunb.display.output_budget import OutputBudget
 from tpunb.display.status import Status
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Event, Note, Output, RankEnded, RanksStarted
+from tpunb.runs.events import Event, Figure, Note, Output, RankEnded, RanksStarted
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
-from tpunb.utils import terminal
+from tpunb.utils import files, terminal
 
 # Seconds between updates. Together they cause about ten messages a second: lines are either
 # written, or the newest are replaced.
@@ -27,6 +28,8 @@ BATCH_EVERY = 2.0
 """Seconds between updates under papermill and nbclient, where no user is watching."""
 BATCH_LINES_EVERY = 10.0
 """Seconds between writes there, each of which becomes an output of its own in the file."""
+LARGEST_FIGURE = 8_000_000
+"""Bytes of a figure's file that are read."""
 TERMINAL_EVERY = 10.0
 """Seconds between status lines in a terminal, if only numbers have changed."""
 
@@ -68,6 +71,9 @@ class RunView:
         """The newest lines that were shown last, and the time when they were shown."""
         self._tracebacks = TracebackFilter(run)
         self._status = Status(spec, relative_path(run.path), clock=clock, age=age, stop=stop)
+        self._figures: dict[int, Path] = {}
+        """Figures that are not shown yet, by number."""
+        self._figures_named: set[int] = set()
         self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
@@ -81,6 +87,8 @@ class RunView:
             self._log.feed(event.rank, event.stream, text, self._clock())
         elif isinstance(event, Note):
             self._log.note(event.text, self._clock())
+        elif isinstance(event, Figure):
+            self._figures[event.number] = self._run.figure(event.attempt, event.number)
         else:
             if isinstance(event, RanksStarted):
                 self._feed(self._tracebacks.begin(event.attempt))
@@ -108,6 +116,7 @@ class RunView:
         """
         now = self._clock()
         if self._due > -math.inf:  # the status must be shown first: it is above the lines
+            self._show_figures(now)
             self._log.flush(now)
         if now >= self._due:
             every = BATCH_EVERY if self._front.batch else STATUS_EVERY
@@ -118,9 +127,23 @@ class RunView:
         if now - self._newest[0] >= (BATCH_EVERY if self._front.batch else NEWEST_EVERY):
             self._show_newest(now)
 
+    def _show_figures(self, now: float) -> None:
+        """Show new figures below the lines before them. Those of other machines may come later."""
+        for number, path in list(self._figures.items()):
+            with suppress(OSError):
+                png = files.read_start(path, LARGEST_FIGURE)
+                del self._figures[number]
+                if self._front.figure is not None:
+                    self._log.flush(now, at_once=True)
+                    self._front.figure(number, png, f"figure {number}: {relative_path(path)}")
+                elif number not in self._figures_named:
+                    self._figures_named.add(number)
+                    self._log.note(f"figure {number}: {relative_path(path)}", now)
+
     def finish(self, result: RunResult) -> None:
         """Show the last lines and the result."""
         now = self._clock()
+        self._show_figures(now)
         self._feed(self._tracebacks.end(result))
         self._log.finish(now, None if result.state == RunState.SUCCEEDED else result.failure)
         self._show_newest(now)

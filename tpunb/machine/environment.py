@@ -147,7 +147,7 @@ def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[Change]:
 
 def _of_libraries(env: Mapping[str, str]) -> Iterator[Change]:
     if "inline" in env.get("MPLBACKEND", "") or "ipympl" in env.get("MPLBACKEND", ""):
-        yield Change("MPLBACKEND", "Agg", "a rank has no notebook to draw into")
+        yield Change("MPLBACKEND", "Agg", "ranks draw into files, of which the cell shows rank 0's")
     if "TQDM_MININTERVAL" not in env:  # tqdm reads it since 4.66; its own default is 0.1
         yield Change("TQDM_MININTERVAL", "0.5", "seconds between updates of ranks' progress bars")
 

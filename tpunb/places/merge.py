@@ -15,7 +15,16 @@ from pathlib import Path
 
 from tpunb.runs import events
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
+from tpunb.runs.events import (
+    Ended,
+    Event,
+    Figure,
+    Note,
+    Phase,
+    RankEnded,
+    RanksStarted,
+    Stopping,
+)
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.runs.stream import MERGED, RESULT, Append, Replace, path_in_union
 from tpunb.utils import files, records
@@ -186,7 +195,7 @@ class Merge:
                     return None
                 # The hosts' pids mean nothing on this machine.
                 return replace(event, attempt=attempt, pids=(0,) * self._spec.world_size)
-            case RankEnded(own):
+            case RankEnded(own) | Figure(own):
                 return replace(event, attempt=own + self.first_attempt)
             case Stopping(step):
                 return self._once(("stopping", step), event)

@@ -8,7 +8,8 @@
       run.log                                             all ranks, prefixed, in order of arrival
       supervisor.log                                      what the supervisor did and when
       attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json,
-                          stacks.txt,crash.txt,pulse,numbers.json}
+                          stacks.txt,crash.txt,pulse,numbers.json,
+                          figure-<n>.png}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  checkpoints/  returns/               what it produced
       profile/plugins/profile/<steps>/rank-<n>.xplane.pb  the trace of --profile
@@ -219,6 +220,10 @@ class RunDir:
     def saving(self, attempt: int, rank: int) -> Path:
         """The file with the seconds of each of a rank's checkpoints (tpunb.training.checkpoint)."""
         return self.attempt(attempt, rank) / "saving.txt"
+
+    def figure(self, attempt: int, number: int) -> Path:
+        """The file with a figure that rank 0 has drawn, counted from 1."""
+        return self.attempt(attempt, 0) / f"figure-{number}.png"
 
     @property
     def profile(self) -> Path:

@@ -78,6 +78,15 @@ class RanksStarted:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """Kept. Rank 0 has drawn a figure (`RunDir.figure`). One with a known number replaces it."""
+
+    attempt: int
+    number: int
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
 class RankEnded:
     """Kept. A rank has ended. `exitcode` is negative for a signal, as in subprocess."""
 
@@ -174,9 +183,20 @@ class RankSnapshots:
     """The chips of all hosts; () if there are no values."""
 
 
-Event = RankSnapshots | Phase | Note | RanksStarted | RankEnded | Stopping | Ended | Output | Metric
+Event = (
+    RankSnapshots
+    | Phase
+    | Note
+    | RanksStarted
+    | Figure
+    | RankEnded
+    | Stopping
+    | Ended
+    | Output
+    | Metric
+)
 KEPT: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Phase, Note, RanksStarted, RankEnded, Stopping, Ended)
+    kind.__name__: kind for kind in (Phase, Note, RanksStarted, Figure, RankEnded, Stopping, Ended)
 }
 
 

@@ -54,7 +54,7 @@ OWN = frozenset(
 FOLDERS = frozenset(["attempts"])
 """Folders that are streamed. Returns, checkpoints and profiles are large and fetched at the end."""
 GROWING = (".log", ".jsonl", ".txt")
-WHOLE = (".json", "/pulse")
+WHOLE = (".json", ".png", "/pulse")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import descriptors, files, processes
 from tpunb.worker import (
     cells,
+    figures,
     fork_safety,
     kernel_values,
     returns,
@@ -172,6 +173,7 @@ def _work(task: Assignment) -> int:
             _leave_numbers(task)
         heartbeat.begin_training()
         callbacks.forget()
+        figures.begin(task.run, task.attempt, task.rank)
         if task.run.arguments.exists():
             vars(task.cells.module)[arguments.NAME] = arguments.Arguments(task.run.arguments)
         if code := _train(task):
@@ -264,4 +266,5 @@ def _finish(task: Assignment) -> None:
         log.flush_metrics()
     if task.rank == 0 and task.spec.returns:
         returns.save_returns(vars(task.cells.module), task.spec.returns, task.run)
+    figures.finish()
     task.mark.finish()

@@ -27,7 +27,16 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, descriptors, env_vars, files
-from tpunb.worker import cells, elastic, fork_safety, kept_device, kernel_values, rank, stdio
+from tpunb.worker import (
+    cells,
+    elastic,
+    figures,
+    fork_safety,
+    kept_device,
+    kernel_values,
+    rank,
+    stdio,
+)
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
 from tpunb.worker.prelude import Keeper, Prelude
@@ -93,6 +102,7 @@ def _run(
             fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
         os.chdir(spec.cwd)
         sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
+        figures.follow_figures()
         prelude = Prelude(run, spec)
     else:  # changes made by the cells stay, except to the variables that each run has for itself
         for name in env_vars.PER_RUN:
