@@ -29,14 +29,14 @@ def test_kernel_values_changed_by_a_cell_below_reach_the_run(nb: Kernel, options
     assert "config['width']: 16 from the kernel; cell [" in ran.stdout
     assert "differs from the kernel, the run keeps the cells' value: x (cell [" in ran.stdout
     table = tpunb.runs(nb.folder / "runs")
-    assert table.iloc[-1]["params.lr"] == 0.1
-    assert table.iloc[-1]["params.config.width"] == 16
+    assert table.iloc[0]["params.lr"] == 0.1
+    assert table.iloc[0]["params.config.width"] == 16
     written = json.loads(last(nb).result.read_text())["parameters"]
     assert written["lr"] == 0.1
     replayed = train(nb, SHOW, "--replay").good()
     assert "[0] 0.01 8 1.0 4.0" in replayed.stdout
     assert "kernel" not in replayed.stdout
-    assert tpunb.runs(nb.folder / "runs").iloc[-1]["params.lr"] == 0.01
+    assert tpunb.runs(nb.folder / "runs").iloc[0]["params.lr"] == 0.01
 
 
 def test_kernel_values_are_in_the_saved_script(nb: Kernel) -> None:
@@ -63,9 +63,9 @@ print(results)
         "loop",
     ).good()
     assert "{0.1: 10.0, 0.02: 2.0}" in ran.stdout
-    table = tpunb.runs(nb.folder / "runs").iloc[-2:]
-    assert table["params.lr"].tolist() == [0.1, 0.02]
-    assert table["name"].tolist() == ["lr0.1", "lr0.02"]
+    table = tpunb.runs(nb.folder / "runs").iloc[:2]
+    assert table["params.lr"].tolist() == [0.02, 0.1]
+    assert table["name"].tolist() == ["lr0.02", "lr0.1"]
     after = train(nb, "print(lr, results)").good()  # the loop is no part of it, what it left is
     assert "0.02 {0.1: 10.0, 0.02: 2.0}" in after.stdout
 
@@ -90,4 +90,4 @@ def test_papermill_parameters_are_recorded_with_the_run(tmp_path: Path) -> None:
     frame = tpunb.runs(tmp_path / "runs")
     assert frame["params.lr"].tolist() == [0.1, 0.1]
     assert frame["params.steps"].tolist() == [3, 3]
-    assert frame["params.extra"].tolist()[1] == 7
+    assert frame["params.extra"].tolist()[0] == 7

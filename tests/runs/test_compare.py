@@ -129,7 +129,26 @@ def test_plot_labels_runs_of_one_name_by_their_parameters(tmp_path: Path) -> Non
         ran(tmp_path, "x", cell(0, f"lr = {lr}\nseed = 0", "parameters"), loss=[float(lr)])
     assert [*lines(tpunb.plot(folder=tmp_path))] == ["lr=1", "lr=2"]
     again = ran(tmp_path, "x", cell(0, "lr = 2\nseed = 0", "parameters"), loss=[0.0])
-    assert again.id in lines(tpunb.plot(folder=tmp_path))
+    assert [*lines(tpunb.plot(folder=tmp_path))] == ["lr=1", "lr=2 #1", "lr=2 #2"]
+    assert again.id == tpunb.runs(tmp_path).index[0]  # newest first, as %tpu_runs
+
+
+def test_a_metric_can_be_chosen(tmp_path: Path) -> None:
+    one = ran(tmp_path, "one", loss=[3.0], accuracy=[0.0])
+    ran(tmp_path, "two", loss=[1.0])
+    ran(tmp_path, "three", error=[1.0])
+    of_all = tpunb.plot("loss", folder=tmp_path)
+    assert lines(of_all) == {"one": [3.5], "two": [1.5]}
+    assert [axis.get_ylabel() for axis in of_all.axes] == ["loss"]
+    of_one = tpunb.plot("accuracy", "-one", "loss", folder=tmp_path)
+    assert [axis.get_ylabel() for axis in of_one.axes] == ["accuracy", "loss"]
+    result = one.read_result()
+    assert result is not None
+    assert lines(tpunb.plot(result, "loss", folder=tmp_path)) == {"one": [3.5]}
+    with pytest.raises(ValueError, match="none of these runs has logged error"):
+        tpunb.plot("-one", "error", folder=tmp_path)
+    with pytest.raises(TpunbError, match=r"or a metric of that name; the metrics are: accuracy, "):
+        tpunb.plot("los", folder=tmp_path)
 
 
 def test_a_run_with_very_many_metrics_is_named(tmp_path: Path) -> None:

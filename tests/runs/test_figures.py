@@ -68,12 +68,12 @@ def test_without_steps_the_time_stands_for_them(tmp_path: Path) -> None:
     assert np.asarray(axis.lines[0].get_xdata()).tolist() == [0.0, 1.0]
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
     one, other = (result(tmp_path, name, {"loss": 2.0}) for name in "ab")
     (axis,) = one.plot(replace(other, name="a")).axes
     legend = axis.get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+    assert [text.get_text() for text in legend.get_texts()] == ["a #1", "a #2"]
 
 
 def test_plot_without_metrics_or_matplotlib_is_an_error(

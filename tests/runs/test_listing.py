@@ -55,7 +55,9 @@ def test_listing_shows_the_states_of_runs(tmp_path: Path) -> None:
         heads, *rows = (
             re.split("  +", line) for line in listing.format_table(tmp_path).splitlines()
         )
-    assert [*heads] == ["run", "state", "cores", "time", "started", "best", "parameters"]
+    assert [*heads] == [
+        *("run", "state", "cores", "time", "started", "notebook", "best", "parameters", "failure")
+    ]
     found = {row[0]: row[1:] for row in rows}
     assert found[done.id][:4] == ["succeeded", "16 CPU", "1 min 01 s", started]
     assert found[lost.id][:4] == ["lost", "2 CPU", "?", started]
@@ -72,15 +74,22 @@ def test_listing_shows_newest_runs_with_best_values_and_parameters(
         run.parameters.write_text(json.dumps({"lr": number / 10, "seed": 7, "name": "x" * 99}))
         row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "loss": 2.0 - number, "lr": 1}
         run.metrics.write_text(json.dumps(row) + "\n")
+    run.snapshot.write_text('{"path": "/tmp/x/digits.ipynb"}')
+    result = json.loads(run.result.read_text())
+    failure = dict.fromkeys(("rank", "pid", "exitcode", "signal", "cell", "line"))
+    failure |= {"rank": 0, "type": "E", "message": "no", "traceback": "", "time": 0.0}
+    result |= {"state": "failed", "failures": [failure]}
+    files.write_json(run.result, result)
     monkeypatch.setattr(listing, "NEWEST", 2)
     _, *rows, rest = listing.format_table(tmp_path).splitlines()
     assert [row.split("  ")[0].rpartition("-")[2] for row in rows] == ["n3", "n2"]
-    assert rows[0].endswith("  loss -1  lr=0.3")
+    assert re.search(r"  digits\.ipynb  loss -1  lr=0\.3 +rank 0 failed: E: no$", rows[0])
+    assert rows[1].endswith("  loss 0   lr=0.2")
     assert rest == "and 2 older: --all"
     assert len(listing.format_table(tmp_path, whole=True).splitlines()) == 5
     monkeypatch.setattr(listing, "NEWEST", 1)
     [_, alone, _] = listing.format_table(tmp_path).splitlines()
-    assert re.search(r"  lr=0.3, seed=7, name=x+…$", alone)
+    assert re.search(r"  lr=0.3, seed=7, name=x+…  rank 0 ", alone)
     [_, row, _, _, _, whole] = listing.describe_removal(listing.list_stored(tmp_path)).splitlines()
     assert re.search(r"  \d+ B$", row)
     assert re.match(r"4 runs, [\d.]+ k?B$", whole)

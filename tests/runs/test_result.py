@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,25 @@ def test_succeeded_result_text(tmp_path: Path) -> None:
     assert good.remarks() == ["lock was not returned: cannot be pickled"]
     assert good.remarks()[0] in str(good)
     assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"returns": {"w": 1}}, "tpunb.launch has not made this run; it returned: w"),
+        ({}, "tpunb.launch has not made this run"),
+        ({"state": "interrupted", "reason": "because"}, r"did not succeed: .* \(because\)"),
+        ({"returns_failed": {"value": "too odd"}}, "it was not returned: too odd"),
+    ],
+)
+def test_the_value_of_a_launched_function(
+    tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    assert result(tmp_path, returns={"value": None}).value is None
+    without = result(tmp_path, **values)
+    assert not hasattr(without, "value")
+    with pytest.raises(AttributeError, match=words):
+        _ = without.value
 
 
 def test_result_survives_json_except_for_returns(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpunb.runs import directory, listing, metrics, summary
 from tpunb.runs.directory import RunDir
-from tpunb.runs.parameters import differing, parameters
+from tpunb.runs.labels import label_runs
+from tpunb.runs.parameters import parameters
 from tpunb.runs.result import RunResult
 from tpunb.runs.state import read_result, read_spec, run_state
 from tpunb.utils import records
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_READ = 200_000
+"""The most bytes of a run's metrics that are read for their names."""
+
+
 def runs(folder: Path | str | None = None) -> pd.DataFrame:
-    """Return a table of the runs in a folder, oldest first: state, parameters and best metrics.
+    """Return a table of the runs in a folder, newest first: state, parameters and best metrics.
 
     The index is the run's id. Columns: `name`, `state`, `cores`, `device`, `started` (UTC),
     `duration` (seconds; so far for an active run), `resumed_from` (of `--resume`), `notebook` (its
@@ -39,7 +44,7 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
 
     place = listing.default_folder() if folder is None else Path(folder)
     rows: dict[str, dict[str, Any]] = {}
-    for run in directory.list_runs(place):
+    for run in reversed(directory.list_runs(place)):
         with contextlib.suppress(OSError):  # it was removed a moment ago
             rows[run.id] = _row(run)
     unread = [id for id, row in rows.items() if row.pop("unread", False)]
@@ -61,19 +66,42 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
 def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = None) -> Figure:
     """Return a matplotlib figure with a panel for each metric and a line for each run.
 
-    `which`: results, ids or parts of ids, or rows of `tpunb.runs()`; by default all runs in the
-    folder that have logged something. Raises TpunbError for a run that does not exist,
+    `which`: results, ids or parts of ids, rows of `tpunb.runs()`, names of metrics; by default all
+    metrics of all runs in the folder that have logged something. Lines are labelled by what
+    differs between the runs. Raises TpunbError for a name that no run or metric has,
     MissingPackageError without matplotlib, ValueError if nothing was logged.
     """
     from tpunb.runs import figures
 
     place = listing.default_folder() if folder is None else Path(folder)
-    selected = list(find_selected(which, place))
-    if not which:
-        selected = [run for run in directory.list_runs(place) if run.metrics.exists()]
+    logged = [run for run in directory.list_runs(place) if run.metrics.exists()]
+    wanted = [each for each in which if isinstance(each, str)]
+    names = {run.id: _metric_names(run) for run in logged} if wanted else {}
+    known: set[str] = set().union(*names.values())
+    drawn = [each for each in wanted if each in known]
+    for each in wanted:
+        if each not in known and not any(each in run.id for run in directory.list_runs(place)):
+            raise TpunbError(
+                f"no run in {place} has {each!r} in its id, or a metric of that name; "
+                f"the metrics are: {', '.join(sorted(known)) or 'none'}"
+            )
+    chosen = [each for each in which if not (isinstance(each, str) and each in known)]
+    selected = list(find_selected(chosen, place)) or [
+        run for run in logged if not drawn or names[run.id] & {*drawn}
+    ]
     for run in selected:
         metrics.warn_if_spread(run.metrics, metrics.DRAWN)
-    return figures.panels(dict(zip(_labels(selected), map(_metrics, selected), strict=True)))
+    labels = label_runs([(_name(run), parameters(run), run.id) for run in selected])
+    frames = dict(zip(labels, map(_metrics, selected), strict=True))
+    if missing := [name for name in drawn if not any(name in frame for frame in frames.values())]:
+        raise ValueError(f"none of these runs has logged {', '.join(missing)}")
+    return figures.panels(frames, drawn)
+
+
+def _metric_names(run: RunDir) -> set[str]:
+    """Return the names of a run's metrics; of a large file, parts are read."""
+    rows = metrics.read_rows(run.metrics, _READ)
+    return {name for row in rows for name in metrics.values_of(row)}
 
 
 def find_selected(which: Iterable[RunResult | str | pd.DataFrame], place: Path) -> Iterator[RunDir]:
@@ -90,17 +118,6 @@ def find_selected(which: Iterable[RunResult | str | pd.DataFrame], place: Path) 
 def _metrics(run: RunDir) -> pd.DataFrame:
     rows = metrics.read_rows(run.metrics, metrics.DRAWN)
     return metrics.to_frame(rows, _started(run), reduced=True, whole=True)
-
-
-def _labels(runs: list[RunDir]) -> list[str]:
-    """Return labels for a legend: names if they are unique, otherwise parameters, otherwise ids."""
-    names = [_name(run) for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    given = [parameters(run) for run in runs]
-    differ = differing(given)
-    labels = [", ".join(f"{name}={values.get(name)}" for name in differ) for values in given]
-    return labels if len(set(labels)) == len(labels) else [run.id for run in runs]
 
 
 def _name(run: RunDir) -> str:

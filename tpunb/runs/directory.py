@@ -3,6 +3,7 @@
     <runs>/<yyyymmdd-hhmmss>-<name>/
       spec.json  script.py  notebook.json  env.json       what was run
       kernel_values.json  parameters.json                 values of the kernel, and those it took
+      values_read.json                                    plain values that the train cell read
       arguments.pt  arguments.json                        arguments of tpunb.launch
       events.jsonl                                        what happened (tpunb.runs.events)
       run.log                                             all ranks, prefixed, in order of arrival
@@ -93,6 +94,11 @@ class RunDir:
     def parameters(self) -> Path:
         """The values that the run took from the kernel, by name, as JSON."""
         return self.path / "parameters.json"
+
+    @property
+    def values_read(self) -> Path:
+        """The plain values that the train cell read as it began, by name, as JSON."""
+        return self.path / "values_read.json"
 
     @property
     def events(self) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tpunb.utils.errors import MissingPackageError
@@ -39,14 +39,16 @@ class Picture(Figure):
         return file.getvalue()
 
 
-def panels(runs: Mapping[str, pd.DataFrame]) -> Picture:
+def panels(runs: Mapping[str, pd.DataFrame], names: Sequence[str] = ()) -> Picture:
     """Draw a panel for each metric with a line for each run, by step.
+
+    `names`: the metrics to draw; by default all.
 
     `runs`: frames of `RunResult.metrics(reduced=True)`, keyed by the name for the legend. A metric
     that was logged without steps is drawn over the seconds since the run's start. Raises
     ValueError if nothing was logged.
     """
-    names = list(
+    names = names or list(
         dict.fromkeys(
             name
             for frame in runs.values()

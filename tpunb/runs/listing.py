@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tpunb.runs import directory, download, metrics, ownership, summary, tensorboard, upload
 from tpunb.runs.directory import RunDir
-from tpunb.runs.parameters import differing, parameters
+from tpunb.runs.labels import differing
+from tpunb.runs.parameters import parameters
 from tpunb.runs.result import STATE_STYLES
 from tpunb.runs.spec import RunState
 from tpunb.runs.state import read_result, read_spec, run_state
@@ -29,10 +30,12 @@ _READ = 1_000_000
 """The most bytes of metrics that are read for a table; a run with more has no best value in it."""
 _WIDE = 60
 """The most characters of a run's parameters in a table."""
+_LONGEST = 100
+"""The most characters of a failure in a table."""
 _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
-    "kernel_values.json parameters.json arguments.pt arguments.json given supervisor.log "
-    "place.json taken mirror.json mirror.log hosts "
+    "kernel_values.json parameters.json values_read.json arguments.pt arguments.json given "
+    "supervisor.log place.json taken mirror.json mirror.log hosts "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
     "chips.json upload.json copied.json profile result.json".split()
 )
@@ -82,6 +85,10 @@ class StoredRun:
     state: RunState
     cores: str
     took: str
+    notebook: str
+    """The name of its notebook's file; '' if it is not known."""
+    failure: str
+    """Why the run did not succeed; '' if it did, or goes on."""
     started: float
     """Seconds since the epoch."""
     ended: float
@@ -130,21 +137,29 @@ def _inspect(run: RunDir) -> StoredRun:
     else:
         took = duration(time.time() - started) if state.active else "?"
     ended = changed if result is None else result.ended
-    return StoredRun(run, state, cores, took, started, ended)
+    notebook = Path(str(records.read_dict(run.snapshot).get("path") or "")).name
+    failed = result is not None and result.state is not RunState.SUCCEEDED
+    failure = result.headline().partition("\n")[0] if result is not None and failed else ""
+    return StoredRun(run, state, cores, took, notebook, failure, started, ended)
 
 
 def format_table(runs: Path, *, whole: bool = False) -> str:
     """Return a table of the newest runs in a folder, or of all with `whole`, newest first.
 
-    It has the first metric's best value, and the parameters that differ, or all if none does.
+    It has the first metric's best value, the parameters that differ, or all if none does, and
+    why runs failed.
     """
     stored = list_stored(runs)[::-1]
     listed = stored if whole else stored[:NEWEST]
     lines: list[str] = [f"There are no runs in {runs} yet."]
     if listed:
         given = _describe_parameters(listed)
-        further = [(_best(entry.run), text) for entry, text in zip(listed, given, strict=True)]
-        lines = [_format_rows(listed, ("best", "parameters"), further)]
+        further = [
+            (entry.notebook, _best(entry.run), text, excerpt(entry.failure, _LONGEST))
+            for entry, text in zip(listed, given, strict=True)
+        ]
+        heads = ("notebook", "best", "parameters", "failure")
+        lines = [_format_rows(listed, heads, further)]
     if left_out := len(stored) - len(listed):
         lines.append(paint(f"and {left_out} older: --all", Style.FAINT))
     if refused := directory.describe_refused(runs):
@@ -179,6 +194,8 @@ def _format_rows(
     lines = []
     for row, listed in zip(rows, [None, *stored], strict=True):
         columns: list[str] = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        while len(columns) > 2 and not row[len(columns) - 1]:
+            columns.pop()
         columns[-1] = columns[-1].rstrip()
         if listed is not None:
             columns[1] = paint(columns[1], STATE_STYLES[listed.state], end=len(row[1]))

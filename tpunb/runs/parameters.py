@@ -6,7 +6,7 @@ Standard library only, because the supervisor writes them into `result.json`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,19 +40,13 @@ def parameters(run: RunDir) -> Mapping[str, Any]:
     """Return the parameters of a run by name: numbers, strings, booleans and None.
 
     They are the literals assigned in cells tagged `parameters` or `injected-parameters`, as for
-    papermill; without such cells, those assigned at the top level of the prelude. The last
-    assignment above the train cell counts. Values that the run took from the kernel, which may be
-    settings in a container ('config.lr'), and arguments of a function that `tpunb.launch` calls
-    take precedence. Possible secrets are left out.
+    papermill; without such cells, those assigned at the top level of the prelude, and the plain
+    values that the train cell reads. The last assignment above the train cell counts. Values that
+    the run took from the kernel, which may be settings in a container ('config.lr'), and arguments
+    of a function that `tpunb.launch` calls take precedence. Possible secrets are left out.
     """
     given = records.read_dict(run.parameters) | records.read_dict(run.plain_arguments)
     return {**_of_cells(run), **given}
-
-
-def differing(given: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of parameters that differ between runs; a run may lack some."""
-    names = dict.fromkeys(name for values in given for name in values)
-    return [name for name in names if len({repr(values.get(name)) for values in given}) > 1]
 
 
 def _of_cells(run: RunDir) -> Mapping[str, Any]:
@@ -65,7 +59,7 @@ def _of_cells(run: RunDir) -> Mapping[str, Any]:
     tagged = [cell for cell in code if set(cell.tags) & set(_TAGS)]
     assigned = _literals(cell.source for cell in above)
     if not tagged:
-        return assigned
+        return {**assigned, **records.read_dict(run.values_read)}
     named = _literals(cell.source for cell in tagged)
     return {name: assigned.get(name, value) for name, value in named.items()}
 

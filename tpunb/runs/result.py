@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpunb.runs import metrics, older
+from tpunb.runs.labels import label_runs
 from tpunb.runs.metrics import Best, Curve
 from tpunb.runs.spec import (
     MOST_RANKS,
@@ -431,6 +432,24 @@ class RunResult(Printable):
         return self.failures[0] if self.failures else None
 
     @property
+    def value(self) -> Any:
+        """What the function of `tpunb.launch` returned on rank 0: `returns["value"]`.
+
+        Raises AttributeError if there is no such value, and says why.
+        """
+        if "value" in self.returns:
+            return self.returns["value"]
+        if "value" in self.returns_failed:
+            why = f"it was not returned: {self.returns_failed['value']}"
+        elif self.state != RunState.SUCCEEDED:
+            why = f"the run did not succeed: {self.headline()}"
+        elif self.returns:
+            why = f"tpunb.launch has not made this run; it returned: {', '.join(self.returns)}"
+        else:
+            why = "tpunb.launch has not made this run, or its values are not loaded"
+        raise AttributeError(f"this RunResult has no value: {why}")
+
+    @property
     def duration(self) -> float:
         """Seconds from the start of the run to the end of its last process."""
         return self.ended - self.started
@@ -466,14 +485,12 @@ class RunResult(Printable):
         from tpunb.runs.figures import panels
 
         runs = (self, *others)
-        names = [run.name for run in runs]
-        unique = len(set(names)) == len(names)
+        labels = label_runs([(run.name, run.parameters, run.dir.name) for run in runs])
         frames = {}
-        for run in runs:
+        for label, run in zip(labels, runs, strict=True):
             metrics.warn_if_spread(run.dir / "metrics.jsonl", metrics.DRAWN)
             rows = metrics.read_rows(run.dir / "metrics.jsonl", metrics.DRAWN)
-            frame = metrics.to_frame(rows, run.started, reduced=True, whole=True)
-            frames[run.name if unique else run.dir.name] = frame
+            frames[label] = metrics.to_frame(rows, run.started, reduced=True, whole=True)
         return panels(frames)
 
     def raise_for_failure(self) -> None:

@@ -111,7 +111,7 @@ class Cells:
 
         In a process that the block has forked with os.fork, this does not return.
         """
-        code, process = self._compile(block), os.getpid()
+        code, process = self.compile(block), os.getpid()
         replay.begin_cell(prelude=block.role == "prelude")
         error: BaseException | None = None
         try:
@@ -132,8 +132,11 @@ class Cells:
             raise named_exit(error, end) from None
         stdio.fill_closed()
 
-    def _compile(self, block: Block) -> CodeType:
-        """The block's code. A `from __future__` import holds for all that follow, as in IPython."""
+    def compile(self, block: Block) -> CodeType:
+        """Return a block's code.
+
+        A `from __future__` import holds for all blocks that follow, as in IPython.
+        """
         source, path = "\n" * (block.first - 1) + self._source(block), self.lines.script
         tree: str | ast.Module = source
         if block.role == "prelude" and replay.may_change(source):

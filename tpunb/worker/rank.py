@@ -28,6 +28,7 @@ from tpunb.worker import (
     rich_progress,
     script_end,
     stdio,
+    values_read,
 )
 from tpunb.worker.cells import Cells
 from tpunb.worker.rank_marks import RankMark
@@ -160,6 +161,8 @@ def _work(task: Assignment) -> int:
             _replicate_prelude(task)
             tell = task.rank == 0 and task.attempt == 0
             kernel_values.take_over(task.run, task.cells, replicate=True, tell=tell)
+            if tell:
+                values_read.record_values(task.run, task.cells)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
         device.start_device(

@@ -36,6 +36,7 @@ from tpunb.worker import (
     kernel_values,
     rank,
     stdio,
+    values_read,
 )
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
@@ -144,6 +145,7 @@ def _ranks(
         for name in spec.restored:
             os.environ.pop(name, None)
         kernel_values.take_over(run, script, replicate=False, tell=True)
+        values_read.record_values(run, script)
     handlers = _take_signals()
     runner, state = os.getpid(), random.getstate()
 
