@@ -38,7 +38,7 @@ def test_launch_results_are_available_in_later_runs(nb: Kernel) -> None:
         first = tpunb.launch(pretrain, (0.5,), cores=1)
         for rate in (1.0, 2.0):
             results.append(tpunb.launch(pretrain, (rate,), cores=1))
-        weights = tpunb.launch(pretrain, (4.0,), cores=1).returns["value"]
+        weights = tpunb.launch(pretrain, (4.0,), cores=1).value
         """,
         "above",
     ).good()
@@ -47,15 +47,15 @@ def test_launch_results_are_available_in_later_runs(nb: Kernel) -> None:
         nb,
         """
         def finetune():
-            sums = [result.returns["value"]["w"].sum().item() for result in results]
+            sums = [result.value["w"].sum().item() for result in results]
             return w.tolist(), sums, weights["w"].tolist(), rate
         again = tpunb.launch(finetune, cores=2)
-        print(again.returns["value"])
+        print(again.value)
         """,
     ).good()
     assert "([0.5, 0.5], [2.0, 4.0], [4.0, 4.0], 2.0)" in ran.stdout
     rates = nb.value("tpunb.runs()['params.rate'].dropna().tolist()")
-    assert rates[-4:] == [0.5, 1.0, 2.0, 4.0]
+    assert rates[:4] == [4.0, 2.0, 1.0, 0.5]
     cell(nb, "pass", "above").good()
     cell(nb, "pass", "sweep").good()
 
@@ -69,7 +69,7 @@ def test_launch_in_a_debug_or_train_cell_calls_the_function(nb: Kernel) -> None:
         nb,
         """
         %%tpu_train --cores 2
-        print("got", tpunb.launch(core, cores=4).returns["value"])
+        print("got", tpunb.launch(core, cores=4).value)
         """,
     ).good()
     assert sorted(re.findall(r"\[(\d)\] got \1", ran.stdout)) == ["0", "1"]

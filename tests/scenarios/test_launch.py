@@ -213,7 +213,7 @@ def test_launch_in_an_exported_script_runs_on_every_rank(nb: Kernel) -> None:
     launching = f"""
         for turn in range(2):
             result = tpunb.launch(whoami, args=({str(folder)!r},), cores=2)
-        print("of rank", result.returns["value"], result.state)
+        print("of rank", result.value, result.state)
         """
     assert "of rank 0 succeeded" in cell(nb, launching).good().stdout
     assert {path.name: path.read_text() for path in folder.iterdir()} == {

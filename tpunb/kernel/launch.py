@@ -49,7 +49,7 @@ def launch(
 
         for rate in (0.1, 0.01):
             result = tpunb.launch(train, args=(rate,), cores=4)
-            print(rate, result.returns["value"])
+            print(rate, result.value)
 
     The ranks call the function as the notebook's cells define it: the prelude consists of the
     cells above the running one, and of the statements above the call in the running cell. The
@@ -58,11 +58,11 @@ def launch(
     are those of `%%tpu_train`; `name` defaults to the function's name, `raises=False` is
     `--no-raise`.
 
-    The result's `returns["value"]` is the value that the function returned on rank 0. An interrupt
+    The result's `value` is what the function returned on rank 0. An interrupt
     stops the run, and ends a loop too: it raises KeyboardInterrupt.
 
     In a process that already is one core (a rank, a `%%tpu_debug` cell, a script, under torchrun)
-    the function is called in this process, and `returns["value"]` is this process's value.
+    the function is called in this process, and `value` is what it returned here.
 
     Raises UsageError for wrong options and HandoffError for a function or an argument that cannot
     be passed to the ranks, before anything starts; the errors of `%%tpu_train` for the notebook;

@@ -228,8 +228,8 @@ def test_a_script_by_itself_calls_the_function_there(
         Cell(0, "code", "import random\nimport tpunb as t\nrandom.seed(0)", 1),
         Cell(1, "code", "def f(x):\n    return x, random.random()", 2),
         Cell(2, "code", "def both(fn): return [t.launch(fn, (x,), cores=2) for x in 'äb']", 3),
-        Cell(3, "code", "'ä'; one, two = both(f); print(one.returns['value'], two.state)", 4),
-        Cell(4, "code", "print(two.returns['value'][1] == one.returns['value'][1])", 5),
+        Cell(3, "code", "'ä'; one, two = both(f); print(one.value, two.state)", 4),
+        Cell(4, "code", "print(two.value[1] == one.returns['value'][1])", 5),
     )
     monkeypatch.setenv("TPUNB_RUN", str(tmp_path))  # no device is prepared for it
     text = convert(Snapshot(cells, None, None, "it")).text

@@ -129,7 +129,9 @@ def in_place(lines: Iterable[str], options: TrainLine) -> list[str]:
     return [*body, *([f"{options.out} = _tpunb_run"] if options.out else [])]
 
 
-KNOWN = ("state", "world_size", "returns", "failure", "failures", "result", "wait", "stop")
+KNOWN = (
+    *("state", "world_size", "returns", "value", "failure", "failures", "result", "wait", "stop"),
+)
 """Attributes of an earlier run that a script on its own has; the rest is in the run folder."""
 _SHOW = ("print", "display", "plt", "sns", "tpunb")
 """First names of calls that only display."""
@@ -206,7 +208,8 @@ def _tpunb_launch(fn, args=(), **options):
     before = _tpunb_random_states()
     _tpunb_launched = fn(*args)
     run = _tpunb_from_rank_0(before, "_tpunb_launched")
-    run.returns = {"value": run.returns["_tpunb_launched"]}
+    run.value = run.returns["_tpunb_launched"]
+    run.returns = {"value": run.value}
     return run
 '''
 
