@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel
+from tpunb.runs.directory import list_runs
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -45,6 +46,7 @@ def test_grid_option_runs_trials_and_resumes_failed_ones(nb: Kernel) -> None:
     # Values computed from a parameter match it; cells that use no parameter ran once.
     assert lines(nb, "ran.txt") == ["0.1 0 1.0", "0.1 1 1.0", "0.2 0 2.0", "0.2 1 2.0"]
     assert len(lines(nb, "prelude.txt")) == 2  # once in the kernel, once for all trials
+    assert all(run.read_spec().trial for run in list_runs(nb.folder / "runs"))
     told = nb.run(
         "# tpu: skip\nprint(study.best.parameters, study.best.value, rate, seed)", "best"
     ).good()

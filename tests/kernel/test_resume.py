@@ -13,10 +13,10 @@ from tpunb.runs.spec import RunSpec
 from tpunb.utils.errors import TpunbError
 
 
-def saved(runs: Path, snapshot: str) -> RunDir:
+def saved(runs: Path, snapshot: str, *, trial: bool = False) -> RunDir:
     """A run that has saved a checkpoint."""
     with new_run(runs, "n") as run:
-        run.write_spec(RunSpec(run.id, "n", 1, "CPU", "/", (), ()))
+        run.write_spec(RunSpec(run.id, "n", 1, "CPU", "/", (), (), trial=trial))
     run.attempt(0, 0).mkdir(parents=True)
     run.saving(0, 0).write_text("1.0\n")
     run.checkpoints.mkdir()
@@ -34,3 +34,14 @@ def test_last_passes_over_runs_with_a_damaged_notebook(
     assert find_checkpoints("last", tmp_path, notebook) == (str(ours.checkpoints), ours.id)
     with pytest.raises(TpunbError, match="no run of this notebook"):
         find_checkpoints("last", tmp_path, "/other.ipynb")
+
+
+def test_last_is_no_trial_of_a_grid_unless_it_is_named(tmp_path: Path) -> None:
+    trial = saved(tmp_path, '{"path": "/nb.ipynb"}', trial=True)
+    with pytest.raises(TpunbError, match="saved a checkpoint, but trials of --grid have; to "):
+        find_checkpoints("last", tmp_path, "/nb.ipynb")
+    ours = saved(tmp_path, '{"path": "/nb.ipynb"}')
+    later = saved(tmp_path, '{"path": "/nb.ipynb"}', trial=True)
+    assert find_checkpoints("last", tmp_path, "/nb.ipynb")[1] == ours.id
+    for each in (trial, later):
+        assert find_checkpoints(each.id, tmp_path, "/nb.ipynb")[1] == each.id

@@ -216,7 +216,8 @@ def test_attach_again_after_an_interrupt_in_the_browser(browser: Browser, tmp_pa
         opened.save()
         opened.open_again("jupyterlab")
         # What was saved, and no mark that the cell goes on.
-        opened.shows("attach", "not updating? run %tpu_attach to reconnect")
+        hint = opened.output("attach").locator('img[alt^="not updating? %load_ext tpunb, then"]')
+        expect(hint).to_have_count(1)
         prompt = opened.cell("attach").locator(".jp-InputPrompt")
         expect(prompt).not_to_have_text("[*]:")
 

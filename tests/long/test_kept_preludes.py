@@ -31,11 +31,11 @@ from tpunb.utils import processes
 @pytest.mark.parametrize(
     ("change", "executed", "told"),
     [
-        ("edit", [2, 3], "cells [1] to [2] kept, cells [3] to [4] run: cell [3] has changed"),
-        ("again", [2, 3], "cells [1] to [2] kept, cells [7] to [4] run: cell [7] was executed"),
-        ("insert", [4, 2, 3], "cells [1] to [2] kept, cells [9] to [4] run: cell [9] is new"),
-        ("delete", [3], "cells [1] to [2] kept, cell [4] runs: a cell above [4] is gone"),
-        ("swap", [3, 2], "cells [1] to [2] kept, cells [4] to [3] run"),
+        ("edit", [2, 3], "the first 2 cells kept, 2 cells run: cell [3] has changed"),
+        ("again", [2, 3], "the first 2 cells kept, 2 cells run: cell [7] was executed"),
+        ("insert", [4, 2, 3], "the first 2 cells kept, 3 cells run: cell [9] is new"),
+        ("delete", [3], "the first 2 cells kept, cell [4] runs: a cell above [4] is gone"),
+        ("swap", [3, 2], "the first 2 cells kept, 2 cells run"),
         ("environment", [0, 1, 2, 3], "run: the variable CHANGED has changed"),
         ("directory", [0, 1, 2, 3], "run: the working directory has changed"),
     ],

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.support import Driver
-from tpunb.runs.events import Output
+from tpunb.runs.events import Output, Resumed
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -58,6 +58,7 @@ def test_resume_in_a_later_run_and_save_on_a_stop(driver: Driver, tmp_path: Path
     later = driver.run([PRELUDE], trusting, cwd=str(tmp_path), env=resume)
     assert later.result.state == "succeeded", later.log
     assert len([line for line in later.log if "starts at 4 [4.0, 4.0]" in line]) == 2
+    assert [event.step for event in later.events if isinstance(event, Resumed)] == [3]
     steps = {path.name.split("-")[2] for path in (later.result.dir / "checkpoints").iterdir()}
     assert steps == {"5", "6", "7"}
 

@@ -482,6 +482,7 @@ class TestThatGoesWrong:
         first = last_run(nb).id
         ran = train(nb, source, f"--resume {first} --cores 1 --returns total").good()
         assert "begins with 6" in ran.stdout
+        assert f" · resumed from {first}, step 5 · " in ran.status
         assert nb.value("total") == 6.0
         ran = train(nb, "1 / 0", f"--resume {last_run(nb).id}")
         assert "has no checkpoint to continue from" in ran.traceback
@@ -785,12 +786,16 @@ class TestListings:
         train(nb, "1 / 0", "--name bad --no-raise --cores 1").good()
         nb.run("import tpunb", "import").good()
         assert nb.value("tpunb.runs()[['name', 'state', 'cores']].values.tolist()") == [
-            ["good", "succeeded", 2],
             ["bad", "failed", 1],
+            ["good", "succeeded", 2],
         ]
 
         heads, bad, good = nb.run("%tpu_runs", "list").good().stdout.strip().splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started", "best", "parameters"]
+        assert heads.split() == [
+            *("run", "state", "cores", "time", "started", "notebook", "best", "parameters"),
+            "failure",
+        ]
+        assert re.search(r"  rank 0 failed in cell \[\d+\], line 2: ZeroDivisionError: divis", bad)
         assert re.match(r"[\d-]+-good +succeeded +2 CPU +\d+ s +20\d\d-\d\d-\d\d \d\d:\d\d", good)
         assert re.match(r"[\d-]+-bad +failed +1 CPU ", bad)
 

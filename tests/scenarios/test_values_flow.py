@@ -10,6 +10,7 @@ from textwrap import dedent
 import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel, until
+from tests.support import is_kept
 
 LOAD = "%load_ext tpunb\n%tpu_setup --cores 2\nimport os, pathlib, time, torch, tpunb"
 MODEL = """
@@ -55,6 +56,17 @@ def test_returned_model_is_trained_further_by_the_next_train_cell(nb: Kernel) ->
     assert nb.value("model.weight.tolist()") == [3.0, 3.0]
     shown = cell(nb, "%%tpu_train\nprint(*model.weight.tolist(), res.state, before)", "last")
     assert "3.0 3.0 succeeded 3.0" in shown.good().printed()
+
+
+def test_train_cells_above_neither_run_again_nor_cost_memory(nb: Kernel) -> None:
+    kept = []
+    for number in range(4):
+        ran = cell(nb, f"%%tpu_train\nprint('train', {number})", f"train-{number}").good()
+        kept.append(sum(map(is_kept, nb.processes())))
+        if number:
+            assert "prelude: both cells kept from the run before" in ran.printed()
+            assert not re.search(r"cells? (\[\d+\] )?runs?\b|kept for the next", ran.printed())
+    assert len(set(kept[1:])) == 1, kept
 
 
 def test_returns_option_missing_for_a_later_train_cell_is_explained(nb: Kernel) -> None:

@@ -312,6 +312,27 @@ def svg_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
+_RECONNECT = "%load_ext tpunb, then %tpu_attach, in any cell show the run"
+
+
+def silence_image(after: float, key: str) -> str:
+    """Return a picture that is empty, and after some seconds says that the card is out of date.
+
+    Each update of the card replaces it, so only a page that gets no updates any more, because its
+    kernel was restarted or the page reopened, shows the text. `key` must be new in each update:
+    browsers continue the animation of a picture that they already show.
+    """
+    text = f"not connected any more: {_RECONNECT}"
+    picture = svg_url(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="520" height="16"><style>'
+        "@keyframes show{to{opacity:1}}text{font:12.5px sans-serif;fill:#bf8700;opacity:0;"
+        f"animation:show .1s {after:.0f}s forwards}}</style>"
+        f'<text y="12">{escape(text)}</text><!-- {escape(key)} --></svg>'
+    )
+    alt = escape(f"not updating? {_RECONNECT}", quote=True)
+    return f'<img alt="{alt}" style="vertical-align:middle;max-width:100%" src="{picture}">'
+
+
 # The card
 
 
@@ -448,6 +469,9 @@ class Card:
     chips: Sequence[Chip] = ()
     summary: Sequence[str] = ()
     """Best values and use of time, once the run has ended."""
+    silence: str = ""
+    """Picture that says in a while that the card is out of date, as HTML; '' for a card that stays
+    as it is."""
     picture: str = ""
     """Picture of a step's time from `--profile`, as HTML."""
     lines: Sequence[str] = ()
@@ -482,6 +506,8 @@ class Card:
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"
             rows.append(f'<pre style="{style}">{text}</pre>')
         rows.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
+        if self.silence:
+            rows.append(f"<div>{self.silence}</div>")
         return framed(self.colour, rows)
 
     def _progress(self) -> str:

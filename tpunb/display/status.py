@@ -20,6 +20,7 @@ from tpunb.display.html import (
     describe_badges,
     describe_some_chips,
     rank_badges,
+    silence_image,
 )
 from tpunb.runs import metrics
 from tpunb.runs.chips import Chip
@@ -27,6 +28,7 @@ from tpunb.runs.events import (
     Bar,
     Ended,
     Event,
+    Figure,
     Metric,
     Note,
     Output,
@@ -34,6 +36,7 @@ from tpunb.runs.events import (
     RankEnded,
     RankSnapshots,
     RanksStarted,
+    Resumed,
     Stopping,
 )
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
@@ -60,8 +63,9 @@ def colour_of(result: RunResult) -> str:
     return _STOPPING if result.lacks() else COLOURS[result.state]
 
 
-_RECONNECT = " · not updating? run %tpu_attach to reconnect"
-"""Hint for reopened pages, whose outputs no front end updates."""
+_SILENT, _SILENT_LATER = 20.0, 90.0
+"""Seconds without an update after which a page says so; the second after an hour, from which on
+the card may change once a minute only."""
 _WORDS = {RunState.TIMED_OUT: "stopped at the time-out", RunState.INTERRUPTED: "stopped"}
 
 
@@ -89,6 +93,8 @@ class Status:
         self._phase = Phase(PhaseKind.STARTING, "starting")
         self._phase_began = self._started
         self._stop_word, self._left = stop, ""
+        self._resumed = ""
+        """The run and step from which it continues, once a rank has loaded its checkpoint."""
         self._attempt = 0
         self._alive: set[int] | None = None
         self._steps: dict[int, int] = {}
@@ -142,7 +148,9 @@ class Status:
                 self._take_metric(event)
             case RankSnapshots():
                 self._take_life(event)
-            case Ended() | Note() | Output():
+            case Resumed():
+                self._resumed = f"resumed from {self._spec.resumed_from}, step {event.step}"
+            case Ended() | Note() | Output() | Figure():
                 pass
 
     def blame(self, failure: Failure | None) -> None:
@@ -240,7 +248,8 @@ class Status:
             colour=self._colour,
             state=self._state(),
             facts=[*self._facts(), *self._step(), *self._costs()],
-            aside=f"{self._folder} · {self._time()}{'' if self._result else _RECONNECT}",
+            aside=f"{self._folder} · {self._time()}",
+            silence=self._silence(),
             stop=self._button() if stop else "",
             share=share,
             progress=self._describe_progress(),
@@ -423,7 +432,8 @@ class Status:
 
     def _facts(self) -> list[str]:
         elapsed = self._clock() - self._started if self._result is None else self._result.duration
-        return [*self._ranks(), self._device(), duration(elapsed)]
+        resumed = [self._resumed] if self._resumed else []
+        return [*self._ranks(), self._device(), duration(elapsed), *resumed]
 
     def _costs(self) -> list[str]:
         """Return the traffic of collectives and the run's cost, once the run has ended."""
@@ -461,6 +471,12 @@ class Status:
         if not self._steps or any(bar.name.lower() in ("", "step", "steps") for bar in bars):
             return []
         return [f"step {max(self._steps.values()):,}"]
+
+    def _silence(self) -> str:
+        if self._result is not None or self._left:
+            return ""
+        early = self._clock() - self._started < 3500
+        return silence_image(_SILENT if early else _SILENT_LATER, str(self._wall()))
 
     def _time(self) -> str:
         word = "updated" if self._result is None else "ended"

@@ -198,6 +198,8 @@ class RunRequest:
     """True if the previous run has shown the same findings of lint."""
     resumed_from: str | None = None
     """The run, folder or URL from whose last checkpoint the run continues."""
+    trial: bool = False
+    """True for a run of `--grid`."""
     call: LaunchCall | None = None
     """The call of `tpunb.launch`; None for a train cell."""
     target: Target | None = None
@@ -272,6 +274,7 @@ class RunRequest:
             profile=options.profile,
             restored=tuple(self.restored),
             resumed_from=self.resumed_from,
+            trial=self.trial,
             hosts=() if target is None else target.hosts,
             place="" if target is None else target.place.name,
         )

@@ -39,13 +39,18 @@ def find_checkpoints(
 
 
 def _latest_saved(runs: Path, notebook: str | None) -> RunDir:
-    """Return the latest run of a notebook that has saved a checkpoint."""
+    """Return the latest run of a notebook that has saved a checkpoint, and is no trial."""
+    trials = False
     for run in reversed(directory.list_runs(runs)):
         saved = any(run.path.glob("attempts/*/*/saving.txt")) and run.checkpoints.is_dir()
         # `...` equals no path: of a snapshot that cannot be read, nothing is known.
         if saved and records.read_dict(run.snapshot).get("path", ...) == notebook:
-            return run
+            if not records.read_dict(run.spec).get("trial"):
+                return run
+            trials = True
+    other = "but trials of --grid have; to continue one of them" if trials else ""
     raise TpunbError(
-        f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint; to continue "
-        "another run, name it with --resume RUN (%tpu_runs lists all runs)"
+        f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint"
+        f"{', ' if trials else '; '}{other or 'to continue another run'}, name it with "
+        "--resume RUN (%tpu_runs lists all runs)"
     )

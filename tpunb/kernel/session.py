@@ -24,7 +24,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import calls, checks, cost, device, panel, setup
+from tpunb.kernel import calls, checks, cost, device, panel, rank_names, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import (
@@ -33,6 +33,7 @@ from tpunb.kernel.options import (
     SetupOptions,
     TrainOptions,
 )
+from tpunb.kernel.rank_names import RankNames
 from tpunb.kernel.returned import Returned, ReturnedRun
 from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
 from tpunb.machine.auto_stop import AutoStop, StopOrder, TpuVm
@@ -48,7 +49,7 @@ from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
-from tpunb.runs.spec import Device, StopCause, StopOrigin
+from tpunb.runs.spec import Device, RunState, StopCause, StopOrigin
 from tpunb.utils import env_vars, files
 from tpunb.utils.errors import HandoffError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
@@ -110,12 +111,15 @@ class Session:
         shell.events.register("post_run_cell", self.auto_stop.end_cell)
         self._ahead = False
         shell.events.register("post_run_cell", self._run_ahead)
+        self._rank_names = RankNames()
+        shell.events.register("post_run_cell", self._rank_names.explain)
 
     def close(self) -> None:
         """Remove all hooks from the kernel and end all processes."""
         self.shell.events.unregister("pre_run_cell", self.auto_stop.begin_cell)
         self.shell.events.unregister("post_run_cell", self.auto_stop.end_cell)
         self.shell.events.unregister("post_run_cell", self._run_ahead)
+        self.shell.events.unregister("post_run_cell", self._rank_names.explain)
         self.auto_stop.close()
         device.unwatch_device(self.shell)
         self.history.close()
@@ -264,6 +268,7 @@ class Session:
                 print(_describe(request))
                 return None
             run = self.start(request, interrupts)
+            self._rank_names.note_run(request.notebook, _brought(options))
             delivery = self.returned.add(
                 ReturnedRun(
                     self.history.running(),
@@ -379,6 +384,7 @@ class Session:
             notes_shown=frozenset(self._notes_told),
             lint_shown=_without_places(notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
+            trial=bool(parameters),
         )
 
     def _find_target(
@@ -541,7 +547,11 @@ class Session:
                     origin=StopOrigin.NOTEBOOK,
                     now=hurry,
                 )
-        result = _finish(run, view)
+        missing: Iterable[str] = ()
+        if request.call is None:
+            brought = _brought(request.options)
+            missing = rank_names.missing_below(request.notebook, brought, self.shell.user_ns)
+        result = _finish(run, view, missing)
         if listing.bucket() is not None and front_end.current_front_end().batch:
             count = interrupts.count
             left = upload.wait_for_upload(run.dir, LAST_UPLOAD, lambda: interrupts.count > count)
@@ -632,9 +642,20 @@ def _describe(request: RunRequest) -> str:
     return pipeline.describe_plan(request)
 
 
-def _finish(run: Run | Attached, view: RunView) -> RunResult:
-    """Return the result of a run that has ended, and show it in the run's card."""
+def _brought(options: TrainOptions) -> set[str]:
+    """Return the names that a run assigns in the notebook."""
+    return {*options.returns, *([] if options.out is None else [options.out])}
+
+
+def _finish(run: Run | Attached, view: RunView, missing: Iterable[str] = ()) -> RunResult:
+    """Return the result of a run that has ended, and show it in the run's card.
+
+    `missing`: lines about names that the notebook lacks after a success.
+    """
     result = returns.collect_returns(run.result(), run.spec, run.dir)
+    if result.state is RunState.SUCCEEDED:
+        for line in missing:
+            view.show(Note(line))
     view.finish(result)
     panel.show_result(result)
     return result

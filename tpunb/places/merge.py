@@ -23,6 +23,7 @@ from tpunb.runs.events import (
     Phase,
     RankEnded,
     RanksStarted,
+    Resumed,
     Stopping,
 )
 from tpunb.runs.spec import PhaseKind, RunSpec
@@ -197,6 +198,8 @@ class Merge:
                 return replace(event, attempt=attempt, pids=(0,) * self._spec.world_size)
             case RankEnded(own) | Figure(own):
                 return replace(event, attempt=own + self.first_attempt)
+            case Resumed():
+                return self._once("resumed", event)
             case Stopping(step):
                 return self._once(("stopping", step), event)
             case Note(text):

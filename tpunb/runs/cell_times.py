@@ -30,7 +30,7 @@ def with_last_times(blocks: Sequence[Block], script: str, run: RunDir) -> tuple[
     unknown = {
         _text(block, lines): block
         for block in blocks
-        if block.role == "prelude" and block.seconds is None
+        if block.role == "prelude" and block.seconds is None and not block.values
     }
     found: dict[str, float] = {}
     for earlier in _latest(run) if unknown else ():
@@ -40,7 +40,7 @@ def with_last_times(blocks: Sequence[Block], script: str, run: RunDir) -> tuple[
             break
     return tuple(
         replace(block, seconds=found.get(_text(block, lines)))
-        if block.role == "prelude" and block.seconds is None
+        if block.role == "prelude" and block.seconds is None and not block.values
         else block
         for block in blocks
     )

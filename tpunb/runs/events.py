@@ -41,18 +41,25 @@ class Phase:
     def of_prelude(cls, cells: Sequence[Block], index: int, where: str = "") -> Phase:
         """Make the phase in which `cells[index]` of the prelude runs.
 
+        Other train cells, of which only the values are read, are not counted.
+
         `where`: ' on every rank' if the ranks run it, not one process for all ranks.
         """
         cell = cells[index]
-        known = [below.seconds for below in cells[index + 1 :] if below.seconds is not None]
+        if cell.values:
+            text = f"prelude{where}, reading the values of cell [{cell.number}]"
+            return cls(PhaseKind.PRELUDE, text, cell.number)
+        own = [each for each in cells if not each.values]
+        at = own.index(cell)
+        known = [below.seconds for below in own[at + 1 :] if below.seconds is not None]
         return cls(
             PhaseKind.PRELUDE,
-            f"prelude{where}, cell {index + 1} of {len(cells)} [{cell.number}]",
+            f"prelude{where}, cell {at + 1} of {len(own)} [{cell.number}]",
             cell.number,
-            position=index + 1,
-            count=len(cells),
+            position=at + 1,
+            count=len(own),
             expected=cell.seconds,
-            rest=sum(known) if len(known) == len(cells) - index - 1 else None,
+            rest=sum(known) if len(known) == len(own) - at - 1 else None,
         )
 
 
@@ -83,6 +90,14 @@ class Figure:
 
     attempt: int
     number: int
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Kept. Rank 0 has loaded the checkpoint of this step, from where `--resume` names."""
+
+    step: int
     time: float = 0.0
 
 
@@ -189,6 +204,7 @@ Event = (
     | Note
     | RanksStarted
     | Figure
+    | Resumed
     | RankEnded
     | Stopping
     | Ended
@@ -196,7 +212,8 @@ Event = (
     | Metric
 )
 KEPT: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Phase, Note, RanksStarted, Figure, RankEnded, Stopping, Ended)
+    kind.__name__: kind
+    for kind in (Phase, Note, RanksStarted, Figure, Resumed, RankEnded, Stopping, Ended)
 }
 
 

@@ -199,6 +199,8 @@ class Block:
     seconds: float | None = None
     """The duration of the cell's last run in the kernel or, if that is not known, in an earlier
     run; None if neither is known."""
+    values: bool = False
+    """True in a prelude for another train cell, of which only the values are read."""
     origin: tuple[str, int] | None = None
     """For a cell that ran in a prelude kept from another run: the path of that run's script, from
     which the cell was compiled, and its first line in it."""
@@ -242,6 +244,9 @@ class RunSpec:
 
     resumed_from: str | None = None
     """The run, folder or URL that `--resume` named."""
+
+    trial: bool = False
+    """True for a run of `--grid`, from which `--resume` continues only if it is named."""
 
     hosts: tuple[str, ...] = ()
     """The display names of the hosts in order of node rank; () for this machine only. Each host

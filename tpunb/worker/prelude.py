@@ -98,7 +98,8 @@ class Prelude:
                 self._not_kept = f"cell [{block.number}] {reason}"
                 reports.send(PreludeNotKept(self._not_kept))
             if not self._not_kept:
-                keeper.cell_ended(self, check, last=self.ran == len(blocks))
+                last = self.ran == len(blocks)
+                keeper.cell_ended(self, check, last=last, values=block.values)
         check.close()
         keeper.close()
         return None
@@ -255,12 +256,18 @@ class Keeper:
         self._run_on = run_on
         self._since = time.monotonic()
 
-    def cell_ended(self, prelude: Prelude, check: ForkSafetyCheck, *, last: bool) -> None:
-        """Leave a copy after a cell, if it is worth it. `last`: the last cell of the prelude."""
+    def cell_ended(
+        self, prelude: Prelude, check: ForkSafetyCheck, *, last: bool, values: bool
+    ) -> None:
+        """Leave a copy after a cell, if it is worth it.
+
+        `last`: the last cell of the prelude. `values`: another train cell, whose values were read.
+        """
         seconds = time.monotonic() - self._since
         # One socket is kept for the last cell: the next run is most likely to begin after it.
         spare = len(self._sockets) > 1
-        if last or (spare and (prelude.ran <= EVERY_CELL or seconds >= WORTH)):
+        worth = not values and (prelude.ran <= EVERY_CELL or seconds >= WORTH)
+        if last or (spare and worth):
             with contextlib.suppress(OSError):  # without a copy, the next run only takes longer
                 self._leave_copy(prelude, check, seconds)
             self._since = time.monotonic()

@@ -219,7 +219,11 @@ def _blocks(body: str, head: str, cells: list[Any], *, parameters: bool) -> tupl
         end = last + 1  # the blank line below it
         if cell.cell_type == "code":
             data = cell.metadata
-            blocks.append(Block(data.role, first, last, data.index, data.number, data.seconds))
+            values = data.get("only_values", False)
+            seconds = None if values else data.seconds  # those of its run
+            blocks.append(
+                Block(data.role, first, last, data.index, data.number, seconds, values=values)
+            )
     return tuple(blocks)
 
 
@@ -326,6 +330,7 @@ def leave_out_cells(conversion: Conversion) -> None:
             if reason is LeftOut.TRAIN_CELL and got.runs:
                 head = f"# another train cell, and what the notebook has from it: {line}"
                 cell.source = "\n".join([head, *earlier_values.read_back(got)])
+                cell.metadata.only_values = True
                 kept.append(cell)
                 continue
             _comment_out(cell, reason)

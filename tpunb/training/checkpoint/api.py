@@ -21,6 +21,7 @@ from typing import Any
 
 from tpunb.runs import heartbeat
 from tpunb.runs.directory import RunDir, rank_of_run
+from tpunb.runs.events import Resumed
 from tpunb.training.checkpoint import format
 from tpunb.training.checkpoint.store import (
     Store,
@@ -183,6 +184,10 @@ def load(
                 f"tpunb.load: cannot read {store.location}: {error}", store.location
             ) from error
         if checkpoint is not None:
+            here = rank_of_run()
+            if each == resume and path is None and here is not None and here.rank == 0:
+                with contextlib.suppress(OSError):  # a full disk: the card does not show it
+                    here.run.emit(Resumed(checkpoint.step))
             return checkpoint
     if step is not None:
         raise CheckpointError(

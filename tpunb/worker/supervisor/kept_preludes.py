@@ -47,6 +47,9 @@ class PreludeCell:
     number: int | None
     """The execution count: it changes when the cell is executed again in the kernel."""
     source: str
+    values: bool = False
+    """It is another train cell, of which only the values are read: it is not named as one that
+    runs."""
 
     @property
     def name(self) -> str:
@@ -93,7 +96,7 @@ class PreludeInputs:
             **variables,
         }
         cells = tuple(
-            PreludeCell(block.number, "\n".join(lines[block.first - 1 : block.last]))
+            PreludeCell(block.number, "\n".join(lines[block.first - 1 : block.last]), block.values)
             for block in blocks
         )
         return cls(surroundings, cells, blocks, str(run.script))
@@ -178,8 +181,9 @@ class KeptPreludes:
         self._end([kept for kept in self._kept if lost or _is_stale(kept, inputs)])
         best = max(fitting, key=lambda kept: kept.ran, default=None)
         ran = 0 if best is None else best.ran
-        if inputs.cells and (before_kept or self._reason):
-            tell(_describe(inputs.cells, ran, reason or self._reason))
+        line = _describe(inputs.cells, ran, reason or self._reason)
+        if line and (before_kept or self._reason):
+            tell(line)
         self._inputs, self._reason = inputs, ""
         self._origins, self._taken = inputs.origins(), ran
         if best is not None:
@@ -216,7 +220,11 @@ class KeptPreludes:
         end = self._sockets.pop(message.copy, None)
         if process is None or end is None or self._inputs is None:
             return
-        self._added = self._added or message.cells > self._taken
+        cells = self._inputs.cells[: message.cells]
+        new = cells[self._taken :]
+        self._added = self._added or not all(cell.values for cell in new)
+        if cells[-1].values:  # to read values again is cheap, a copy takes 30 MB
+            self._end([kept for kept in self._kept if kept.inputs.cells[kept.ran - 1].values])
         self._kept.append(
             KeptPrelude(
                 process=process,
@@ -256,7 +264,7 @@ class KeptPreludes:
         self._added = False
         longest = max(kept.ran for kept in self._kept)
         used = memory.added_memory(fork_server, [process.pid for process in self.processes])
-        cells = _named(self._inputs.cells[:longest])
+        cells = _count(self._inputs.cells[:longest], self._inputs.cells)
         return f"kept for the next run: {cells} ({size(used)})"
 
     def end_all(self, reason: str) -> None:
@@ -314,8 +322,12 @@ def _difference(before: PreludeInputs, now: PreludeInputs) -> str:
         if before.surroundings.get(name) != now.surroundings.get(name):
             verb = "have" if name.endswith("s") else "has"
             return f"{name} {verb} changed"
-    old, new = before.cells, now.cells
-    at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
+    old = tuple(cell for cell in before.cells if not cell.values)
+    new = tuple(cell for cell in now.cells if not cell.values)
+    if old == new:
+        at = _first_difference(before.cells, now.cells)
+        return "" if at is None else f"the values of cell {now.cells[at].name} are new"
+    at = _first_difference(old, new)
     if at is None:
         return ""
     if old[at].source == new[at].source:
@@ -327,19 +339,36 @@ def _difference(before: PreludeInputs, now: PreludeInputs) -> str:
     return f"cell {new[at].name} has changed"
 
 
+def _first_difference(old: Sequence[PreludeCell], new: Sequence[PreludeCell]) -> int | None:
+    """The index of the first cell that differs; None if one is the beginning of the other."""
+    return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
+
+
 def _describe(cells: Sequence[PreludeCell], ran: int, reason: str) -> str:
-    """'prelude: [1] to [3] kept, [4] and [5] run again: cell [4] has changed'."""
-    if ran == len(cells):
-        return f"prelude: {_named(cells)} kept from the run before"
-    again = f"{_named(cells[ran:])} {'runs' if len(cells) - ran == 1 else 'run'}"
-    why = f": {reason}" if reason else ""
-    return f"prelude: {_named(cells[:ran])} kept, {again}{why}" if ran else f"prelude: {again}{why}"
+    """'prelude: the first 3 cells kept, 2 run: cell [4] has changed'; '' without cells to name.
+
+    Numbers of cells are execution counts, which are in no order: the cells are counted instead.
+    """
+    own = [cell for cell in cells if not cell.values]
+    runs = [cell for cell in cells[ran:] if not cell.values]
+    if not own:
+        return ""
+    if not runs:
+        return f"prelude: {_count(own, own)} kept from the run before"
+    again = f"cell {runs[0].name} runs" if len(runs) == 1 else f"{len(runs)} cells run"
+    kept = f"{_count(cells[:ran], cells)} kept, " if len(own) > len(runs) else ""
+    return f"prelude: {kept}{again}{f': {reason}' if reason else ''}"
 
 
-def _named(cells: Sequence[PreludeCell]) -> str:
-    """'cell [3]', or 'cells [1] to [4]'."""
-    first, last = cells[0].name, cells[-1].name
-    return f"cell {first}" if len(cells) == 1 else f"cells {first} to {last}"
+def _count(kept: Sequence[PreludeCell], cells: Sequence[PreludeCell]) -> str:
+    """'cell [3]', 'both cells', 'the first 3 cells', of those that are no train cells."""
+    own = [cell for cell in cells if not cell.values]
+    first = [cell for cell in kept if not cell.values]
+    if len(own) == 1 and first:
+        return f"cell {own[0].name}"
+    if len(first) == len(own):
+        return "both cells" if len(own) == 2 else f"all {len(own)} cells"
+    return "the first cell" if len(first) == 1 else f"the first {len(first)} cells"
 
 
 def _memory_is_scarce() -> bool:
