@@ -76,7 +76,7 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     opened.shows("load", "3 rehearsal cores")
     opened.shows("train", re.compile("training · 3 of 3 ranks · .* · step 7 · .*loss 0.75"))
     opened.shows("train", re.compile(r"\[\S+\] factor 3"))
-    opened.shows("train", "edited and not saved, the text that ran is used: cell [2]")
+    opened.shows("train", "cell [2] has unsaved edits; the version you ran is used")
     expect(opened.output("train").locator("text=training")).to_have_count(1)
     assert "rank 0 done" not in opened.output("train").inner_text()
     status = opened.output("train").locator(".jp-RenderedHTML div").first
@@ -98,7 +98,7 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     kept = json.loads(run.snapshot.read_text())
     assert (kept["origin"], kept["name"]) == ("the Jupyter server", "small")
     assert kept["path"] == str(opened.folder / "small.ipynb")
-    assert kept["notes"] == ["edited and not saved, the text that ran is used: cell [2]"]
+    assert kept["notes"] == ["cell [2] has unsaved edits; the version you ran is used"]
     assert [cell["source"][-10:] for cell in kept["cells"]][1] == "factor = 3"
     assert "factor = 2" in (run.path / "notebook.ipynb").read_text()
 

@@ -122,7 +122,7 @@ def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:
     assert [one.message for one in found] == [
         "loss is not a number from step 2 on",
         "30 programs were compiled in 100 steps",
-        "the run took 2 attempts",
+        "succeeded on attempt 2",
         "the run has saved no checkpoint",
     ]
     assert all(one.fix for one in found)

@@ -94,9 +94,7 @@ class TestATrainCell:
         del nb.cells["new"]
         nb.run("unsaved = 0", "prelude", saved=False).good()
         ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
-        assert re.search(
-            r"edited and not saved, the text that ran is used: cell \[\d+\]", ran.stdout
-        )
+        assert re.search(r"cell \[\d+\] has unsaved edits; the version you ran is used", ran.stdout)
         nb.run(PRELUDE, "prelude").good()
 
     def test_figures_of_rank_0_are_displayed_and_saved_with_the_cell(self, nb: Kernel) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import tpunb
 from tpunb.training import shard, sharding
 from tpunb.training.sharding import REMAINDERS, Partition, Remainder, partition, rank_slice
 
@@ -265,8 +266,10 @@ def test_repeating_an_order_warns() -> None:
     batches = shard(range(8), 2, shuffle=True)
     next(iter(batches))  # a look at the first batch
     list(batches)
-    with pytest.warns(UserWarning, match=r"repeats the order of epoch 0: call set_epoch\(epoch\)"):
-        list(batches)
+    for loop in (batches, tpunb.track(batches), tpunb.track(tpunb.track(batches))):
+        with pytest.warns(UserWarning, match=r"repeats the order of epoch 0: call set_ep") as told:
+            list(loop)
+        assert told[0].filename == __file__
     batches.set_epoch(1)
     list(batches)
     evaluated = shard(range(8), 2)

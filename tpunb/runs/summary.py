@@ -184,8 +184,10 @@ def _advice(
     if result.attempts > 1:
         advice.append(
             Advice(
-                f"the run took {result.attempts} attempts",
-                f"run.log shows how the first {result.attempts - 1} ended",
+                f"{result.state} on attempt {result.attempts}",
+                "run.log says why the one before failed"
+                if result.attempts == 2
+                else f"run.log says why the {result.attempts - 1} before failed",
             )
         )
     if result.duration > LONG and result.device == "TPU" and not run.checkpoints.exists():

@@ -6,11 +6,13 @@ as an argument. `SampleOrder` is that order; `RankStream` divides a stream of sa
 
 from __future__ import annotations
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from types import FrameType
 from typing import Any, Literal, get_args
 
 import torch
@@ -248,7 +250,7 @@ class MapShard(Shard):
             warnings.warn(
                 f"shard: this repeats the order of epoch {self.epoch}: call "
                 "set_epoch(epoch) before each epoch",
-                stacklevel=3,
+                stacklevel=_users_level(),
             )
         parts = self.partition(world)
         self._batches.chosen = parts, rank
@@ -296,6 +298,21 @@ class _RankBatches(BatchSampler):
         assert self.chosen is not None
         parts, rank = self.chosen  # bound here: another epoch may begin while this one is read
         return (parts.of_rank(step, rank).tolist() for step in range(len(parts.steps)))
+
+
+def _users_level() -> int:
+    """Return the `stacklevel` of a warning of the caller for the user's line.
+
+    Between them are frames of tpunb, and of the progress bar around a loop.
+    """
+    level, frame = 1, sys._getframe(1)
+    while (outer := frame.f_back) is not None and _package(frame) in ("tpunb", "tqdm"):
+        level, frame = level + 1, outer
+    return level
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _identity(batch: Any) -> Any:

@@ -103,7 +103,7 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     assert found["path"] == str(tmp_path / "lab.ipynb")
     assert found["notes"] == [
         "never ran in this kernel, so left out: cell [ ] (never = 1)",
-        "edited and not saved, the text that ran is used: cell [4]",
+        "cell [4] has unsaved edits; the version you ran is used",
     ]
 
     # The train cell again, in the same kernel: edited, after one above it ran again.
@@ -139,7 +139,7 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     ]
     assert found["notes"] == [
         "ran and deleted since, so left out: cells [5], [6]",
-        "edited after it ran, the text that ran is used: cell [4]",
+        "cell [4] was edited after it ran; the version you ran is used",
     ]
 
     # A file that is broken now does not stop anybody.

@@ -34,7 +34,7 @@ CASES = [
         [("c0", "a = 2"), ("c1", TRAIN)],
         [("a = 2", 1), (TRAIN, 2)],
         1,
-        ["edited and not saved, the text that ran is used: cell [1]"],
+        ["cell [1] has unsaved edits; the version you ran is used"],
     ),
     Case(
         "ids: the document's order, whatever the order of execution",
@@ -136,7 +136,7 @@ CASES = [
         ["rate = 0.25", "%load_ext tpunb", ("c0", "rate = 0.5"), ("c2", TRAIN)],
         [("rate = 0.5", 3), ("%load_ext tpunb", 2), (TRAIN, 4)],
         2,
-        ["edited and not saved, the text that ran is used: cell [3]"],
+        ["cell [3] has unsaved edits; the version you ran is used"],
     ),
     Case(
         "before the hook: an older version of a cell that ran later is left out",
@@ -151,7 +151,7 @@ CASES = [
         ["import torch", "rate = 0.5", "%load_ext tpunb", ("c3", TRAIN)],
         [("import torch", 1), ("rate = 0.5", 2), ("%load_ext tpunb", 3), (TRAIN, 4)],
         3,
-        ["edited and not saved, the text that ran is used: cell [2]"],
+        ["cell [2] has unsaved edits; the version you ran is used"],
     ),
     Case(
         "before the hook: an unsaved cell that is like no other stands where it ran",
@@ -180,7 +180,7 @@ CASES = [
         ["rate = 1", "# Parameters\nrate = 3", "a = 1", TRAIN],
         [("rate = 1", 1), ("# Parameters\nrate = 3", 2), ("a = 1", 3), (TRAIN, 4)],
         3,
-        ["edited and not saved, the text that ran is used: cell [2]"],
+        ["cell [2] has unsaved edits; the version you ran is used"],
     ),
     Case(
         "no ids: a cell that ran again counts once, at the document's place",
@@ -202,7 +202,7 @@ CASES = [
         [("p", "a = 1"), ("q", "b = 3"), ("p", "a = 1"), ("r", TRAIN)],
         [("a = 1", 3), ("b = 3", 2), (TRAIN, 4)],
         2,
-        ["edited and not saved, the text that ran is used: cell [2]"],
+        ["cell [2] has unsaved edits; the version you ran is used"],
     ),
     Case(
         "no document: the executed cells, as often as they ran",
@@ -336,8 +336,8 @@ def document(*sources: str) -> tuple[Cell, ...]:
 @pytest.mark.parametrize(
     ("saved", "note"),
     [
-        (0.5, "edited and not saved, the text that ran is used: cell [1]"),
-        (1.5, "edited after it ran, the text that ran is used: cell [1]"),
+        (0.5, "cell [1] has unsaved edits; the version you ran is used"),
+        (1.5, "cell [1] was edited after it ran; the version you ran is used"),
     ],
 )
 def test_which_text_is_the_newer_one_is_told_by_time(saved: float, note: str) -> None:

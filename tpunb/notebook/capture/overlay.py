@@ -319,13 +319,24 @@ class _Notes:
             ("failed and cannot be repeated, so left out", cells_out[LeftOut.FAILED]),
             ("ran and deleted since, so left out", cells_out[LeftOut.DELETED]),
             ("deleted or moved since the notebook was saved, still part of this run", self._moved),
-            ("edited and not saved, the text that ran is used", self._unsaved),
-            ("edited after it ran, the text that ran is used", self._edited),
         ):
             if cells:
-                numbers = _listed([f"[{cell.number}]" for cell in cells[:MOST_NAMED]], len(cells))
-                lines.append(f"{what}: cell{'s' if len(cells) > 1 else ''} {numbers}")
+                lines.append(f"{what}: {_named(cells)}")
+        for one, several, cells in (
+            ("has unsaved edits", "have unsaved edits", self._unsaved),
+            ("was edited after it ran", "were edited after they ran", self._edited),
+        ):
+            if len(cells) == 1:
+                lines.append(f"{_named(cells)} {one}; the version you ran is used")
+            elif cells:
+                lines.append(f"{_named(cells)} {several}; the versions you ran are used")
         return tuple(lines)
+
+
+def _named(cells: list[Cell]) -> str:
+    """Return 'cell [3]' or 'cells [3], [5] and 2 more'."""
+    numbers = _listed([f"[{cell.number}]" for cell in cells[:MOST_NAMED]], len(cells))
+    return f"cell{'s' if len(cells) > 1 else ''} {numbers}"
 
 
 def _has_code(source: str) -> bool:

@@ -81,7 +81,7 @@ def test_the_page_is_asked_for_the_notebook(page: Page, tmp_path: Path) -> None:
     ]
     assert found["notes"][1:] == [
         "ran and deleted since, so left out: cell [6]",
-        "edited after it ran, the text that ran is used: cells [7], [4]",
+        "cells [7], [4] were edited after they ran; the versions you ran are used",
     ]
 
 

@@ -37,7 +37,7 @@ def test_the_file_is_known_from_the_start_and_by_the_cells_after_a_rename(
     assert (found["path"], found["origin"]) == (str(window.notebook), "VS Code")
     assert found["notes"] == [
         "never ran in this kernel, so left out: cell [ ] (never = 1)",
-        "edited and not saved, the text that ran is used: cell [3]",
+        "cell [3] has unsaved edits; the version you ran is used",
     ]
 
     window.notebook = window.notebook.rename(tmp_path / "100% ä#1.ipynb")
