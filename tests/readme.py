@@ -91,7 +91,8 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         "scenarios/test_launcher.py::test_run_files_are_private_to_the_user",
     ),
     "A standalone script": (
-        "scenarios/test_launch.py::test_launch_in_an_exported_script_runs_on_every_rank",
+        "notebook/convert/test_export.py::test_a_script_has_of_tpunb_what_it_uses",
+        "notebook/convert/test_convert.py::test_with_tpunb_installed_the_script_is_prepared",
     ),
 }
 """By the title of a line: names of tests below `tests/`, without parameters."""

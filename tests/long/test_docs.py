@@ -13,7 +13,14 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from tests.test_docs import ALL_IN_TURN, HOWTO, PAGES, SCRIPT, blocks, notebook_of
+from tests.test_docs import ALL_IN_TURN, HOWTO, PAGES, SCRIPT, blocks, notebook_of, run_page
+
+
+@pytest.mark.usefixtures("lent")
+@pytest.mark.timeout(1200)  # for a whole page
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_python_blocks_are_cells_of_a_notebook_that_runs(page: str, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
 
 
 @pytest.mark.usefixtures("lent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -145,3 +146,11 @@ final = helper.X * lr
     kept = [*newest(kaggle).path.rglob("*"), *session(kaggle).folder.rglob("*")]
     for path in (path for path in kept if path.is_file()):
         assert KEY.encode() not in path.read_bytes(), path
+
+
+def test_failure_on_kaggle_names_rank_cell_and_line(kaggle: KaggleProject, nb: Kernel) -> None:
+    ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
+    assert re.search(r"rank 3 failed in cell \[\d+\], line 4: ValueError: bad", ran.screen())
+    assert result(kaggle).state is RunState.FAILED
+    # Kaggle keeps the output of a session that has succeeded.
+    assert session(kaggle).status == "COMPLETE"

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel
-from tpunb.cli import main
 from tpunb.runs.directory import RunDir, list_runs
 
 
@@ -193,46 +189,3 @@ def test_launch_in_a_thread_is_refused(nb: Kernel) -> None:
     ).good()
     assert "was called in a thread" in nb.value("refused[0]")
     assert ran.statuses() == []
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_launch_in_an_exported_script_runs_on_every_rank(nb: Kernel) -> None:
-    cell(
-        nb,
-        """
-        def whoami(folder):
-            import torch_xla.runtime as xr
-            rank = xr.global_ordinal()
-            open(f"{folder}/{rank}.txt", "a").write(f"{xr.world_size()} ")
-            return rank
-        """,
-        "above",
-    ).good()
-    folder = nb.folder / "out"
-    folder.mkdir()
-    launching = f"""
-        for turn in range(2):
-            result = tpunb.launch(whoami, args=({str(folder)!r},), cores=2)
-        print("of rank", result.value, result.state)
-        """
-    assert "of rank 0 succeeded" in cell(nb, launching).good().stdout
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {
-        "0.txt": "2 2 ",
-        "1.txt": "2 2 ",
-    }
-    script = nb.folder / "script.py"
-    assert nb.path is not None
-    assert main(["convert", "--cell", "cell", "-o", str(script), str(nb.path)]) == 0
-    env = {name: value for name, value in os.environ.items() if name != "PJRT_DEVICE"}
-    command = [*("-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script))]
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**env, "PYTHONPATH": str(Path.cwd())},
-        cwd=nb.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"of rank (\d) succeeded", done.stdout) == ["0", "0"]  # what rank 0 returned
-    assert (folder / "1.txt").read_text() == "2 2 2 2 "
