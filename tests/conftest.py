@@ -62,6 +62,7 @@ settings.load_profile("tpunb")
 SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _session_roots: list[Callable[[], int]] = []
 """Session fixtures' processes, which may replace them. What else they leave is found as ever."""
+LEFT = "processes were left behind"
 PATIENCE = 60.0
 """Seconds that a process gets to end by itself after its test, on a busy machine."""
 
@@ -122,12 +123,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left_out)]
     items.sort(key=_order)
     for item in items:
-        group = _warm(item) or str(item.path.relative_to(ROOT / "tests"))
+        group = _warm(item) or item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
         if _drives_processes(item) and LONG not in item.path.parents:
             # A machine that is busy with other things is no reason to refuse a change. The run's
-            # last lines name the test and what happened.
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            # last lines name the test and what happened. A process that is left is never chance.
+            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=LEFT))
 
 
 def _short_id(item: pytest.Item) -> str:
@@ -265,7 +266,7 @@ def _fail_for_those_left(before: Processes) -> None:
             except ProcessLookupError:
                 continue
         listing = "\n".join(f"  {pid}: {now.names[pid]}" for pid in sorted(left))
-        pytest.fail(f"processes were left behind (and are killed now):\n{listing}", pytrace=False)
+        pytest.fail(f"{LEFT} (and are killed now):\n{listing}", pytrace=False)
 
 
 @pytest.fixture

@@ -408,7 +408,8 @@ class TestListings:
     def test_runs_table(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs"]) == 0
         heads, two, one = capsys.readouterr().out.splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started", "best", "parameters"]
+        names = "run state cores time started notebook best parameters failure"
+        assert heads.split() == names.split()
         assert re.match(r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one)
         assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)
 

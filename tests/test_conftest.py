@@ -11,9 +11,12 @@ from tests.drivers.kernel import until
 from tpunb.utils import processes
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("starts_processes")
 
 LEAVING = """
-import subprocess, sys
+import pytest, subprocess, sys
+
+pytestmark = pytest.mark.usefixtures("starts_processes")
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 ORPHAN = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
@@ -35,7 +38,7 @@ SHARING = """
 import subprocess, sys, pytest
 
 @pytest.fixture(scope="module")
-def shell():
+def shell(starts_processes):
     with subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sh:
         yield sh
         if {end}:
@@ -50,6 +53,43 @@ def test_that_starts_a_helper_below_it(shell):
 
 def test_that_finds_it_there(shell):
     assert shell.poll() is None
+"""
+
+
+UNSAID = """
+import os, subprocess, sys, pytest
+
+@pytest.fixture(scope="module")
+def ended():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+def test_fixture(ended):
+    pass
+
+def test_process():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+def test_fork():
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+def test_none():
+    pass
+"""
+
+CHANCE = """
+import pytest
+
+tries = []
+
+@pytest.mark.usefixtures("starts_processes")
+def test_with_processes():
+    tries.append(1)
+    assert len(tries) > 1, "busy"
+
+def test_without():
+    assert False
 """
 
 
@@ -80,6 +120,24 @@ def test_helpers_of_a_shared_process_must_end_with_it(pytester: pytest.Pytester)
     result = run(pytester, SHARING.format(end=False), 1.0)
     result.assert_outcomes(passed=2, errors=1)
     assert "sleep 60" in "\n".join(result.outlines)
+
+
+def test_a_process_that_no_fixture_announces_is_refused(pytester: pytest.Pytester) -> None:
+    result = run(pytester, UNSAID, 1.0)
+    result.assert_outcomes(passed=1, failed=2, errors=1)
+    assert str(result.stdout).count("starts_processes`") >= 3
+
+
+def test_a_second_try_is_for_processes_only_and_named_at_the_end(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(pytester, CHANCE, 1.0)
+    assert {"1 failed", "1 passed", "1 rerun"} <= set(
+        result.outlines[-1].strip("= ").partition(" in ")[0].split(", ")
+    )
+    [line] = [line for line in result.outlines if "the second time" in line]
+    assert "test_with_processes" in line
+    assert "busy" in line
 
 
 def test_process_check_is_active_in_this_session(request: pytest.FixtureRequest) -> None:

@@ -84,6 +84,7 @@ def test_background_failure_is_shown_and_raised_by_wait(nb: Kernel) -> None:
     assert nb.value("h.wait().state") == "failed"
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_background_handle_in_a_saved_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_background_handle_in_a_saved_notebook(
     assert value.data["text/plain"].startswith("RunResult succeeded on 2")
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("how", ["restart", "unload"])
 def test_kernel_end_stops_background_runs(how: str, tmp_path: Path) -> None:
     source = """

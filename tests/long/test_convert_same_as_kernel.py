@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from tests.notebook.convert.shell import Shell
 from tests.notebook.convert.test_convert_same_as_kernel import cells, check, folder
 
 
+@pytest.mark.usefixtures("starts_processes")
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -11,6 +11,7 @@ from tests.places.test_environment import made
 from tpunb.utils.version import __version__, package_digest
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.usefixtures("small")
 def test_environment_with_this_tpunb_is_installed_once_on_hosts(pod: ReachedPod) -> None:
     pod.set_place(environment="make")

@@ -77,6 +77,7 @@ def test_none_to_be_stopped(
         auto_stop.find_tpu_vm({**made.env, **env, env_vars.ROOT: str(made.root)})
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("node", "words"),
     [

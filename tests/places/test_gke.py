@@ -146,7 +146,6 @@ def test_start_failures_on_gke_are_explained_and_leave_no_object(
     assert objects(cluster) == []
     if fault is not no_secret:
         assert said[0].startswith("creating JobSet nb-")
-        assert said[-1] in told or len(said) > 1
 
 
 def test_interrupt_while_waiting_for_nodes_deletes_everything(cluster: Cluster) -> None:

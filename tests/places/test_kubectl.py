@@ -67,6 +67,7 @@ def test_kubectl_input_and_output_with_any_bytes(
     assert kubectl.Kubectl(JobSetSettings()).run("logs", given="ü") == "\ufffdü"
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     "printed",
     [
@@ -88,6 +89,7 @@ def test_objects_of_another_form_are_no_answer(
         kubectl.Kubectl(JobSetSettings()).look("run")
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_what_kubectl_says_controls_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

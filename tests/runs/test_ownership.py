@@ -85,7 +85,8 @@ def test_a_file_system_that_does_not_keep_modes_says_nothing_by_them(
     run.path.chmod(0o777)
     assert ownership.why_refused(run.path) is not None
     # As Windows' disks have it, which no machine of the tests has mounted: all are writable.
-    monkeypatch.setattr(owners, "_stores", {run.path.stat().st_dev: Store(os.geteuid(), False)})
+    key = run.path.stat().st_dev, os.geteuid()
+    monkeypatch.setattr(owners, "_stores", {key: Store(os.geteuid(), False)})
     assert ownership.why_refused(run.path) is None
     assert ownership.why_replaceable(run.path) is None
 
@@ -101,7 +102,9 @@ def test_a_file_system_that_stores_another_owner_for_all_says_nothing_by_him(
     with pytest.raises(PermissionError, match="another user's file"):
         run.read_spec()
     # As a mounted bucket has it: what this user makes is somebody else's there.
-    monkeypatch.setattr(owners, "_stores", {run.path.stat().st_dev: Store(NOBODY, True)})
+    monkeypatch.setattr(
+        owners, "_stores", {(run.path.stat().st_dev, os.geteuid()): Store(NOBODY, True)}
+    )
     assert ownership.why_refused(run.path) is None
     assert ownership.why_replaceable(tmp_path) is None
     assert run.read_spec().name == "x"
@@ -214,6 +217,7 @@ def lay_bait(folder: Path, bang: Path) -> None:
     (folder / "result.json").write_text("{}")
 
 
+@pytest.mark.usefixtures("starts_processes")
 @as_root
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_a_runs_folder_in_which_its_owner_can_rename_is_refused(shared: Path, mode: int) -> None:
@@ -269,6 +273,7 @@ def test_root_may_use_the_folder_of_the_user_who_became_root(
     assert directory.create_run(tmp_path, "x").path.is_dir()
 
 
+@pytest.mark.usefixtures("starts_processes")
 @as_root
 def test_nothing_is_loaded_from_a_folder_that_was_put_in_the_place_of_the_run(
     shared: Path,

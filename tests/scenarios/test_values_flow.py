@@ -44,7 +44,7 @@ def nb(shared: Kernel) -> Iterator[Kernel]:
 def cell(nb: Kernel, source: str, name: str) -> Ran:
     """Run a cell of this test: names of cells of another one are other cells."""
     test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[2].partition(" ")[0]
-    return nb.run(dedent(source), f"{test[-40:]}-{name}")
+    return nb.run(dedent(source), f"{test.partition('@')[0][-40:]}-{name}")
 
 
 def test_returned_model_is_trained_further_by_the_next_train_cell(nb: Kernel) -> None:

@@ -38,6 +38,7 @@ def lay(folder: Path, spec: SweepSpec) -> None:
     (folder / "trials" / "0000.json").write_text(json.dumps({**vars(best), "state": "complete"}))
 
 
+@pytest.mark.usefixtures("starts_processes")
 @as_root
 @pytest.mark.parametrize("part", ["sweeps", "sweeps/NAME", "sweeps/NAME/trials", "sweeps/done"])
 def test_a_part_that_another_user_made_first_is_refused(
@@ -58,6 +59,7 @@ def test_a_part_that_another_user_made_first_is_refused(
         folders.open_sweep(shared, spec, again=False).note_done("key", Trial(0, {}))
 
 
+@pytest.mark.usefixtures("starts_processes")
 @as_root
 def test_a_sweep_that_another_user_has_replaced_is_not_continued(
     shared: Path, spec: SweepSpec
@@ -76,6 +78,7 @@ def test_a_sweep_that_another_user_has_replaced_is_not_continued(
         sweep.read_spec()
 
 
+@pytest.mark.usefixtures("starts_processes")
 @as_root
 def test_two_users_sweep_in_one_shared_folder(shared: Path, spec: SweepSpec) -> None:
     sweep = folders.open_sweep(shared, spec, again=False)

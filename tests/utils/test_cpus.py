@@ -39,6 +39,7 @@ def test_of_a_process_that_nobody_has_pinned() -> None:
     assert cpus.allowed_cpus() == os.sched_getaffinity(0)
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without privileges")
 def test_idle_scheduling_of_the_user_s_own_stays() -> None:
     pid = os.fork()

@@ -33,6 +33,7 @@ def problem(command: list[str], **options: Any) -> tuple[ToolProblem, str]:
     return caught.value.problem, str(caught.value)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_input_and_output_of_any_size_and_bytes(tmp_path: Path) -> None:
     much = "\u00fc\n" * 1_000_000
     printed = tools.call(["cat"], given=much.encode())
@@ -43,6 +44,7 @@ def test_input_and_output_of_any_size_and_bytes(tmp_path: Path) -> None:
     assert tools.call([path], given=b"never read" * 100_000).output == "a\ufffdbc\n\td"
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("stream", ["", " >&2"])
 def test_output_without_an_end_is_cut_off(tmp_path: Path, stream: str) -> None:
     path = tool(tmp_path, f"#!/bin/sh\nexec yes so it goes{stream}\n")
@@ -52,6 +54,7 @@ def test_output_without_an_end_is_cut_off(tmp_path: Path, stream: str) -> None:
     assert "so it goes" in told
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_tool_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = (
@@ -66,12 +69,14 @@ def test_a_tool_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> 
     assert problem([silent], timeout=0.5)[0] is ToolProblem.SILENT
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_a_process_that_a_tool_leaves_is_not_waited_for(tmp_path: Path) -> None:
     path = tool(tmp_path, f"#!/bin/sh\nsleep 1000 &\necho $! > {tmp_path}/left\necho done\n")
     assert tools.call([path]).output == "done\n"
     os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("script", "mode", "found", "told"),
     [
@@ -90,6 +95,7 @@ def test_a_tool_that_cannot_do_it(
     assert problem([tool(tmp_path, script, mode)], shown="it") == (found, told)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_interrupt_key_ends_a_call_where_presses_are_counted(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     path = tool(tmp_path, f"#!/bin/sh\ntrap '' INT\n: > {begun}\nsleep 1000\n")

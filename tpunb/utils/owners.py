@@ -24,8 +24,8 @@ class _Store(NamedTuple):
     keeps_modes: bool
 
 
-_stores: dict[int, _Store] = {}
-"""By device number."""
+_stores: dict[tuple[int, int], _Store] = {}
+"""By device number and user."""
 
 
 def is_own(status: os.stat_result, folder: Path | str | int) -> bool:
@@ -87,8 +87,9 @@ def _has_access_list(folder: Path | str | int) -> bool:
 
 def _examine(folder: Path | str | int, device: int) -> _Store | None:
     """Make a file in a folder to see how it is stored; None if that is not possible."""
-    if device in _stores:
-        return _stores[device]
+    key = device, os.geteuid()
+    if key in _stores:
+        return _stores[key]
     name = f".tpunb-{secrets.token_hex(8)}"
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -111,5 +112,5 @@ def _examine(folder: Path | str | int, device: int) -> _Store | None:
     if status.st_dev != device:
         return None
     store = _Store(status.st_uid, not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    _stores[device] = store
+    _stores[key] = store
     return store

@@ -38,6 +38,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 def test_folders_of_dead_processes_are_removed_at_the_next_start(tmp_path: Path) -> None:
     killed, left = hold(tmp_path)
