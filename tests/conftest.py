@@ -114,11 +114,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = _named(config)
     chosen = named or config.option.keyword or config.option.markexpr
     if not named:
-        unknown = set(SCENARIOS) - {_short_id(item) for item in items}
+        unknown = SCENARIOS.difference(*map(_short_ids, items))
         if unknown:
             raise pytest.UsageError(f"tests/readme.py names no test: {', '.join(sorted(unknown))}")
     if not chosen and os.environ.get("CI") != "true":
-        left_out = [i for i in items if _drives_processes(i) and _short_id(i) not in SCENARIOS]
+        left_out = [
+            item
+            for item in items
+            if _drives_processes(item) and SCENARIOS.isdisjoint(_short_ids(item))
+        ]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
     items.sort(key=_order)
@@ -131,9 +135,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=LEFT))
 
 
-def _short_id(item: pytest.Item) -> str:
-    """The test's name below `tests/`, without parameters."""
-    return item.nodeid.removeprefix("tests/").partition("[")[0]
+def _short_ids(item: pytest.Item) -> set[str]:
+    """The test's name below `tests/`, with and without parameters."""
+    name = item.nodeid.removeprefix("tests/")
+    return {name, name.partition("[")[0]}
 
 
 def _warm(item: pytest.Item) -> str | None:

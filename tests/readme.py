@@ -25,7 +25,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         "test_retry_and_resume_continue_from_the_last_checkpoint",
     ),
     "Clean-up on kernel death": (
-        "scenarios/test_launcher.py::TestLaunchers::test_kernel_death_ends_ranks_and_supervisor_with_time_to_save",
+        "scenarios/test_launcher.py::TestLaunchers::test_kernel_death_ends_ranks_and_supervisor_with_time_to_save[kill]",
     ),
     "Environment check": ("kernel/test_setup.py::TestKernel::test_setup_card_and_json_on_kaggle",),
     "Mistakes are found early": (
@@ -34,7 +34,6 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     ),
     "Single-core debugging": (
         "scenarios/test_magics.py::TestDebug::test_debug_cell_shows_its_value_and_the_device_once",
-        "diagnostics/cell/test_run.py::test_it_is_html_in_a_notebook",
     ),
     "One card for each run": (
         "scenarios/test_magics.py::TestATrainCell::test_card_and_log_of_a_train_cell",
@@ -95,6 +94,6 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         "notebook/convert/test_convert.py::test_with_tpunb_installed_the_script_is_prepared",
     ),
 }
-"""By the title of a line: names of tests below `tests/`, without parameters."""
+"""By the title of a line: names of tests below `tests/`, all or one of their parameters."""
 
 SCENARIOS = frozenset(name for names in ROWS.values() for name in names)
