@@ -50,6 +50,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # example, and the same tests give the same answer. `--hypothesis-profile=default`: other examples.
 settings.register_profile(
     "tpunb",
+    max_examples=100 if os.environ.get("CI") == "true" else 25,
     deadline=None,
     derandomize=True,
     database=None,
