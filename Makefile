@@ -14,8 +14,8 @@ PYTHON ?= python3
 # libtpu is large, and of use only where there is a TPU.
 XLA := $(if $(wildcard /dev/accel0 /dev/vfio/0),tpu,xla)
 
-# Scenarios mostly wait for their processes: more of them run at once than there are cores.
-WORKERS := --numprocesses $(if $(filter true,$(CI)),4,3)
+# Scenarios mostly wait for their processes: in CI more of them run at once than there are cores.
+WORKERS := --numprocesses $(if $(filter true,$(CI)),4,2)
 
 # Container images often set it. Each process would then compile torch anew: twice the time to
 # import torch_xla.

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from tests.drivers.kernel import ROOT, until
 from tests.drivers.ranks import Ranks, warm
 from tests.readme import SCENARIOS
-from tests.support import Driver, left_below
+from tests.support import Driver, examples, left_below
 from tpunb.kernel.launcher import fingerprint_of
 from tpunb.kernel.supervisor import LentSupervisor
 from tpunb.machine import environment
@@ -50,7 +50,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # example, and the same tests give the same answer. `--hypothesis-profile=default`: other examples.
 settings.register_profile(
     "tpunb",
-    max_examples=100 if os.environ.get("CI") == "true" else 25,
+    max_examples=examples(100),
     deadline=None,
     derandomize=True,
     database=None,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from tests.support import examples
 from tpunb.training import inference, predict, shard, sharding
 from tpunb.training.inference import _Results
 
@@ -82,7 +83,7 @@ def test_bf16_computes_in_bfloat16_and_returns_float32() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 64), st.integers(1, 8), st.booleans(), st.booleans())
 def test_rows_of_all_ranks_come_into_the_order_of_the_data(
     size: int, batch_size: int, world: int, grouped: bool, streamed: bool

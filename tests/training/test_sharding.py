@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 import tpunb
+from tests.support import examples
 from tpunb.training import shard, sharding
 from tpunb.training.sharding import REMAINDERS, Partition, Remainder, partition, rank_slice
 
@@ -69,7 +70,7 @@ class Stream(IterableDataset[int]):
         self.epoch = epoch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 8), st.sampled_from(REMAINDERS))
 def test_a_stream_is_sharded_as_a_dataset_is(
     size: int, batch: int, world: int, remainder: Remainder

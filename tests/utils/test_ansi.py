@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
+from tests.support import examples
 from tpunb.utils.ansi import LONGEST, Lines, strip_ansi
 
 RED, RESET = "\x1b[31m", "\x1b[0m"
@@ -90,7 +91,7 @@ TEXT = PIECES.map("".join)
 
 @example(pieces=["a\r", "b\n"])
 @example(pieces=[f"{RED}\x1b[A", "above\n\n"])
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(pieces=PIECES)
 def test_how_the_text_is_split_makes_no_difference(pieces: list[str]) -> None:
     text = "".join(pieces)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import script_of
+from tests.support import examples, script_of
 from tpunb.kernel.plain_values import read_kernel
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.convert.kernel_names import names_read
@@ -124,7 +124,7 @@ def plain_state(value: object) -> object:
     return literal(value)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(steps=STEPS, below=st.frozensets(st.sampled_from(CELLS), max_size=2))
 def test_ranks_get_plain_kernel_values_after_any_edits(
     steps: Sequence[tuple[str, str | None]], below: frozenset[str]

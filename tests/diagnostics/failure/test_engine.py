@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import diagnosing
+from tests.support import examples
 from tpunb.diagnostics.failure import Facts, diagnose, most_relevant_lines
 
 FULL = "[2] OSError: [Errno 28] No space left on device\n"
@@ -188,7 +189,7 @@ def test_at_most_five_causes_and_a_screen_each() -> None:
     assert all(len(str(one).split("\n")) <= 20 for one in found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.text(), st.one_of(st.none(), st.integers(-300, 300)))
 def test_any_text_gets_an_answer_without_an_error(text: str, returncode: int | None) -> None:
     for found in diagnose(text, returncode):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tpunb.diagnostics.failure.log import LinePattern, Log
 from tpunb.diagnostics.failure.rules import rules
 
@@ -122,7 +123,7 @@ def every_pattern() -> list[LinePattern]:
 ASCII = st.characters(codec="ascii")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_fast_search_loses_no_match(data: st.DataObject) -> None:
     pattern = data.draw(st.sampled_from(every_pattern()))

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.notebook.convert.notebooks import lines_of, notebook, run
+from tests.support import examples
 from tpunb.errors import ConversionError
 from tpunb.notebook.convert import header
 from tpunb.notebook.convert.convert import TEMPLATES, convert, exporter, warm_up
@@ -393,7 +394,7 @@ cells = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(cells, min_size=1, max_size=4))
 def test_random_notebooks_compile_and_keep_their_lines(sources: list[str]) -> None:
     names = "x = y = u = 1; f = print"  # what they read and not every one of them makes
@@ -418,7 +419,7 @@ def test_random_notebooks_compile_and_keep_their_lines(sources: list[str]) -> No
                 assert new == line or "magic" in new or ast.parse(new.strip()) is not None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example("''()")
 @given(
     st.text(alphabet=st.characters() | st.sampled_from("%!?\n\\ ='\"#()[]:,;/{}$x"), max_size=60)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.magics.execution import ExecutionMagics
 
+from tests.support import examples
 from tpunb.notebook.convert import magics, syntax
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
@@ -47,7 +48,7 @@ def test_first(source: str, found: Special | None) -> None:
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.sampled_from(
@@ -166,7 +167,7 @@ ODD = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(st.sampled_from(SIMPLE), min_size=1, max_size=6),
     st.lists(st.sampled_from(ODD), max_size=1),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.notebook.lint.examples import EXAMPLES, IMPORTS, TRAIN, loop
 from tests.notebook.lint.notebooks import found, notebook, rules
+from tests.support import examples
 from tpunb.notebook.lint.checks import old_names
 from tpunb.notebook.lint.findings import SEVERITIES
 from tpunb.notebook.lint.linter import UNKNOWN, lint
@@ -243,7 +244,7 @@ CELLS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(CELLS)
 def test_random_notebooks_are_linted_and_findings_lie_within_their_cells(cells: list[str]) -> None:
     snapshot = notebook(*cells)

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.notebook.migrate.notebooks import notebook, sources
+from tests.support import examples
 from tpunb.notebook.migrate import migrate
 from tpunb.notebook.migrate.report import MARK
 
@@ -65,7 +66,9 @@ cells = st.lists(
 others = st.lists(
     st.builds("\n".join, st.lists(st.sampled_from(OTHER), max_size=6)), min_size=1, max_size=4
 )
-calm = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+calm = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @calm
