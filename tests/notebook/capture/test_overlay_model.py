@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support import examples
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.capture.overlay import overlay
 from tpunb.notebook.models import Cell, LeftOut, Snapshot
 
-EXAMPLES = int(os.environ.get("TPUNB_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("TPUNB_EXAMPLES") or examples(150))
 TRAIN = "%%tpu_train\nloop()"
 WORDS = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "kilo")
 

@@ -518,3 +518,9 @@ def test_a_changed_file_is_formatted_as_by_jupyter(train: bool) -> None:
 def test_text_that_is_not_a_notebook_is_refused(text: str, words: str) -> None:
     with pytest.raises(NotebookError, match=words):
         migrate_text(text)
+
+
+def test_the_same_import_twice_at_the_end_of_a_cell() -> None:
+    twice = "import torch_xla.core.xla_model as xm\nimport torch_xla.core.xla_model as xm"
+    made = migrate(notebook(twice, "device = xm.xla_device()"))
+    assert sources(made) == ["import torch_xla", "device = torch_xla.device()"]

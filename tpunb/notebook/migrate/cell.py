@@ -51,6 +51,7 @@ class CodeCell:
     _shift: dict[int, int] = field(default_factory=dict)
     _spans: list[tuple[int, int, int, str]] = field(default_factory=list)
     _commented_out: set[int] = field(default_factory=set)
+    _last_line_is_deleted: bool = False
     _starts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -245,9 +246,8 @@ class CodeCell:
         """Delete a line (from 0)."""
         start = self._starts[line]
         end = start + len(self.lines[line]) + 1
-        if end > len(self.text):  # the last line: with the line break before it
-            start, end = max(start - 1, 0), len(self.text)
-        self.replace(start, end, "")
+        self._last_line_is_deleted |= end > len(self.text)
+        self.replace(start, min(end, len(self.text)), "")
 
     def indent(self, line: int) -> str:
         """The white space at the beginning of a line."""
@@ -282,7 +282,8 @@ class CodeCell:
                 raise AssertionError(f"edits overlap at {self.text[start:end]!r}")
             pieces += [self.text[done:start], text]
             done = end
-        return "".join([*pieces, self.text[done:]])
+        edited = "".join([*pieces, self.text[done:]])
+        return edited.removesuffix("\n") if self._last_line_is_deleted else edited
 
     def _in_comment(self, start: int, end: int) -> bool:
         first = self.text.count("\n", 0, start)
