@@ -48,7 +48,7 @@ def test_a_failed_cell_is_reported_as_in_the_notebook(tmp_path: Path) -> None:
 
 
 def test_exit_code_includes_background_and_detached_runs(
-    self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The notebook ends before its runs: one ends with the kernel, one later."""
     monkeypatch.delenv(env_vars.LENT)  # a lender would end the runs that are left
@@ -94,7 +94,7 @@ def test_a_terminal_shows_the_lines_as_they_come(tmp_path: Path) -> None:
     [("00_quickstart", ["-p", "epochs", "8"]), ("01_spawn_unchanged", [])],
 )
 def test_example_notebooks_reach_their_accuracy(
-    self, name: str, words: list[str], tmp_path: Path
+    name: str, words: list[str], tmp_path: Path
 ) -> None:
     """Each notebook asserts the accuracy that it reaches."""
     shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", tmp_path)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.notebook.convert.conftest import ipython
 from tests.notebook.convert.shell import Shell
 from tests.notebook.convert.test_convert_same_as_kernel import cells, check, folder
 

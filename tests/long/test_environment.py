@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from tests.drivers.pods import ReachedPod
+from tests.places.conftest import _pod, pod
 from tests.places.test_environment import made
 from tpunb.utils.version import __version__, package_digest
 

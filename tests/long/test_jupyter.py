@@ -11,6 +11,7 @@ import pytest
 
 from tests.drivers.kernel import PATIENCE
 from tests.notebook.capture.fronts import LOAD, TRAIN, code, kernel, write, written
+from tests.notebook.capture.sources.conftest import _busy_machine, folder
 from tests.notebook.capture.sources.test_jupyter import PASSWORD, asking, client, server
 from tpunb.notebook.capture.sources.base import LocatedNotebook
 from tpunb.notebook.capture.sources.jupyter import Server, SessionName

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.archives import zipped
+from tests.data.conftest import _at_home, kaggle
 from tests.data.support import NOISE, downloaded, files
 from tests.data.test_kaggle import CATS, TITANIC
 from tests.fakes.kaggle_server import FakeKaggle, Stored

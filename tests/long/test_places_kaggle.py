@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.drivers.kaggle import KaggleProject
+from tests.places.conftest import kaggle
 from tests.places.test_kaggle import REF, _quick, opened, run, started
 from tpunb.places.errors import PlaceError
 from tpunb.places.place import Cancelled

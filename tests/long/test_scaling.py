@@ -9,7 +9,7 @@ from tests.kernel.test_scaling import FLOPS, runs
 from tpunb.runs.result import RunResult
 
 
-def test_scaling_table_has_a_row_per_run_and_reference(self, runs: dict[int, RunResult]) -> None:
+def test_scaling_table_has_a_row_per_run_and_reference(runs: dict[int, RunResult]) -> None:
     table = tpunb.scaling(runs[2], runs[1], others={"A100": 1e6}, peak=1e-6)
     assert list(table.index) == [runs[1].dir.name, runs[2].dir.name, "A100"]
     one, two, other = (row for _, row in table.iterrows())

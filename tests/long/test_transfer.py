@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from tests.drivers.pods import ReachedPod
+from tests.places.conftest import _pod, pod
 from tests.places.test_transfer import send, there
 
 

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from tests.drivers.pods import ReachedPod
+from tests.places.conftest import _pod, pod
 from tests.places.test_transport import COMMANDS, WIDE, calls_of_gcloud
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
