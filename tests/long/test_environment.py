@@ -8,7 +8,7 @@ import pytest
 
 from tests.drivers.pods import ReachedPod
 from tests.places.conftest import _pod, pod
-from tests.places.test_environment import made
+from tests.places.test_environment import made, small
 from tpunb.utils.version import __version__, package_digest
 
 
