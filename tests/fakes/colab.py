@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.scripts import SHEBANG
+
 OPTIONS = json.loads(Path(__file__).with_name("colab_options.json").read_text())
 MARK = "TPUNB_FAKE_COLAB_SESSION"
 """In the environment of every process of a session: `FOLDER/NAME`."""
@@ -418,7 +420,7 @@ def install(folder: Path) -> FakeColab:
     root = Path(__file__).resolve().parents[2]
     script = folder / "colab"
     script.write_text(
-        f"#!{sys.executable}\n"
+        f"{SHEBANG}\n"
         f"import sys; sys.path.insert(0, {str(root)!r})\n"
         "from pathlib import Path\n"
         "from tests.fakes.colab import FakeColab\n"

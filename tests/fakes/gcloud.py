@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.scripts import SHEBANG
+
 
 class FakeGcloud:
     """What the stand-in in a folder knows."""
@@ -69,7 +71,7 @@ def install(folder: Path) -> FakeGcloud:
     root = Path(__file__).resolve().parents[2]
     script = folder / "gcloud"
     script.write_text(
-        f"#!{sys.executable}\n"
+        f"{SHEBANG}\n"
         f"import sys; sys.path.insert(0, {str(root)!r})\n"
         "from pathlib import Path\n"
         "from tests.fakes.gcloud import FakeGcloud\n"

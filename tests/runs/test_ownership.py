@@ -230,6 +230,7 @@ def test_a_runs_folder_in_which_its_owner_can_rename_is_refused(shared: Path, mo
     assert list(runs.iterdir()) == []
 
 
+@as_root
 @pytest.mark.parametrize("mode", [0o777, 0o775])
 def test_a_runs_folder_in_which_all_can_rename_is_refused_with_the_fix(
     tmp_path: Path, mode: int

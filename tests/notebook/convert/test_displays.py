@@ -188,6 +188,8 @@ STEPS = [
 ]
 
 
+# matplotlib looks for fonts with fc-list, once for each user.
+@pytest.mark.usefixtures("starts_processes")
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from([*DISPLAYS, *STEPS, *OTHERS.values()]), max_size=8))
 def test_the_others_compute_the_same_without_them(cells: list[str]) -> None:
