@@ -246,10 +246,10 @@ def test_push_with_a_late_status_answer(
 
 
 def test_credentials_in_files_to_push_are_refused(kaggle: KaggleProject, run: RunDir) -> None:
-    (run.path / "kernel_values.json").write_text(json.dumps({"api": KEY}))
-    with pytest.raises(PlaceError, match=r"kernel_values.json contains the key or token"):
+    (run.path / "parameters.json").write_text(json.dumps({"api": KEY}))
+    with pytest.raises(PlaceError, match=r"parameters.json contains the key or token"):
         started(opened(run))
-    (run.path / "kernel_values.json").unlink()
+    (run.path / "parameters.json").unlink()
     (kaggle.folder / "kaggle.json").write_text(json.dumps({"key": KEY}))
     with pytest.raises(PlaceError, match=r"kaggle.json contains the key or token"):
         started(opened(run, files=("*.json",)))

@@ -53,7 +53,6 @@ def test_kernel_values_without_a_difference_print_no_note(nb: Kernel) -> None:
     assert "[0] 0.01 8 1.0 4.0" in ran.stdout
     assert "kernel" not in ran.stdout
     assert not last(nb).parameters.exists()
-    assert last(nb).kernel_values.stat().st_mode & 0o077 == 0
 
 
 def test_failure_line_number_with_injected_kernel_values(nb: Kernel) -> None:

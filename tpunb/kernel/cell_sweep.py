@@ -21,7 +21,6 @@ from tpunb.kernel.launcher import Run
 from tpunb.kernel.session import Session
 from tpunb.notebook.convert import statements
 from tpunb.notebook.lint.walk import parse_cells
-from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunState, StopCause, StopOrigin
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
@@ -162,7 +161,6 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
     given = {c.index for c in snapshot.cells if "injected-parameters" in c.tags}
     end = (snapshot.train or 0) + 1
     cells = tuple(c for c in snapshot.cells[:end] if c.index not in given)
-    values = request.notebook.values
     beside = () if snapshot.path is None else (Path(snapshot.path).absolute().parent,)
     spec = SweepSpec(
         notebook=snapshot.path or snapshot.name,
@@ -174,19 +172,14 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
         cores=str(request.cores),
         code=folders.code_digest(cells, tuple(dict.fromkeys((Path.cwd(), *beside)))),
         packages=folders.packages_digest(),
-        cell=_digest(cell, values),
+        cell=_digest(cell, request.notebook.taken.statements),
     )
     return folders.open_sweep(session.defaults.runs, spec, again=False, copy=False)
 
 
-def _digest(cell: str, values: KernelValues | None) -> str:
-    """Return a digest of the train cell and of the values that it would take from the kernel."""
-    names = () if values is None else values.names
-    taken = [
-        (name.name, [(part.path, part.literal, part.digest) for part in name.parts])
-        for name in names
-    ]
-    return hashlib.sha256(json.dumps([cell, taken], default=str).encode()).hexdigest()[:16]
+def _digest(cell: str, taken: list[str]) -> str:
+    """Return a digest of the train cell and of the values that it takes from the kernel."""
+    return hashlib.sha256(json.dumps([cell, taken]).encode()).hexdigest()[:16]
 
 
 def _is_plain(value: object) -> bool:

@@ -6,6 +6,7 @@ earlier in the background.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import sys
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from tpunb.kernel import checks
+from tpunb.kernel.changes import Changes, PreludeCell
 from tpunb.kernel.options import TrainOptions
-from tpunb.kernel.plain_values import PlainKernelNames, read_kernel
 from tpunb.kernel.resume import find_checkpoints
 from tpunb.kernel.returned import Returned
+from tpunb.kernel.settings import PlainNames
+from tpunb.kernel.taken import Taken, take
 from tpunb.machine import environment, prices
 from tpunb.machine.auto_stop import TpuVm
 from tpunb.machine.environment import Change, SpmdEnvironment
@@ -32,18 +35,18 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.convert import assigned
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
-from tpunb.notebook.convert.kernel_names import names_read
-from tpunb.notebook.convert.launches import with_call
+from tpunb.notebook.convert.launches import names_of_launches, with_call
+from tpunb.notebook.convert.missing_changes import changed_names
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.lint.checks.cells import NOT_RETURNED
 from tpunb.notebook.lint.checks.old_names import RETIRED
 from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
-from tpunb.notebook.models import LaunchCall, Script, Snapshot
+from tpunb.notebook.models import Cell, EarlierValues, LaunchCall, Script, Snapshot
 from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
-from tpunb.runs.kernel_values import KernelValues
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import cpus, env_vars
+from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
     from tpunb.places.target import Target
@@ -65,8 +68,8 @@ class PreparedNotebook:
     """Why every rank must run the prelude itself; None: it runs once."""
     findings: tuple[Finding, ...]
     """Lint's findings, in the order of the notebook."""
-    values: KernelValues | None = None
-    """The kernel's values of names that the train cell reads; None: nothing is taken from it."""
+    taken: Taken = field(default_factory=Taken)
+    """What the run takes from the kernel, and what has changed there that it does not take."""
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that the prelude's cells removed in the kernel, and their values."""
 
@@ -100,6 +103,7 @@ class PreparedNotebook:
 
 def prepare_notebook(
     history: History,
+    changes: Changes,
     cell: str | LaunchCall,
     *,
     notebook: str | None,
@@ -111,10 +115,11 @@ def prepare_notebook(
 ) -> PreparedNotebook:
     """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
 
-    `cell`: the train cell's body, or a call of `tpunb.launch` in the running cell. `notebook`: the
-    path that the user gave. `returned`: values that runs returned to the kernel. `replicate`:
-    every rank runs the prelude in any case. `replay`: nothing but `returned` is taken from the
-    kernel. `parameters`: values of a trial, which replace the kernel's.
+    `changes`: what has changed in the kernel. `cell`: the train cell's body, or a call of
+    `tpunb.launch` in the running cell. `notebook`: the path that the user gave. `returned`: values
+    that runs returned to the kernel. `replicate`: every rank runs the prelude in any case.
+    `replay`: nothing but `returned` is taken from the kernel. `parameters`: values of a trial,
+    which replace the kernel's.
     """
     body = None if isinstance(cell, LaunchCall) else cell
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
@@ -128,20 +133,48 @@ def prepare_notebook(
         user_ns = {**user_ns, **parameters}
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
     if replay:
-        script, values = convert(snapshot, got, left=left), None
+        script, taken, held = convert(snapshot, got, left=left), Taken(), None
     else:
-        script = convert(snapshot, got, left=left, held=PlainKernelNames(user_ns), parameters=True)
-        names = names_read(script, snapshot, history.executions())
-        if parameters:
-            ours = reached_names(snapshot, parameters)
-            names = tuple(name for name in names if name.name not in ours)
-        values = read_kernel(names, user_ns)
+        held = PlainNames(user_ns)
+        script = convert(snapshot, got, left=left, held=held, parameters=True)
+        running = history.running()
+        cells = [
+            _prelude_cell(
+                snapshot.cells[block.cell], block.number, script.source(block), running, got
+            )
+            for block in script.blocks
+            if block.role == "prelude" and block.cell is not None
+        ]
+        train = [script.source(block) for block in script.blocks if block.role == "train"]
+        names = names_read(ast.parse("\n".join(train)), user_ns)
+        ours = reached_names(snapshot, parameters) if parameters else ()
+        taken = take(changes, cells, [name for name in names if name not in ours], running)
+        script = taken.fill(script)
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
-    held = () if replay else PlainKernelNames(user_ns)
-    made = _lint(snapshot, script, replicate=replicate, held=held)
-    return replace(made, values=values, removed=removed)
+    made = _lint(snapshot, script, replicate=replicate, held=held or ())
+    return replace(made, taken=taken, removed=removed)
+
+
+def _prelude_cell(
+    cell: Cell,
+    number: int | None,
+    code: str,
+    running: int | None,
+    got: Mapping[int, EarlierValues],
+) -> PreludeCell:
+    """Describe a cell of the prelude, with its code in the script, which may be a part of it."""
+    makes = changed_names(code)
+    runs = got[cell.index].runs if cell.index in got else ()
+    returned = {
+        name: run.folder for run in runs for name in (*run.names, run.out) if name is not None
+    }
+    current = names_of_launches(cell.source)
+    if running is not None and running in cell.executions:
+        current |= makes
+    lacks = changed_names(cell.source) - makes
+    return PreludeCell(cell.source, number, returned, frozenset(current), frozenset(lacks))
 
 
 def prepare_file(snapshot: Snapshot, *, replicate: bool) -> PreparedNotebook:
@@ -242,6 +275,7 @@ class RunRequest:
         if self.lacks_tpu:
             yield "PJRT_DEVICE=TPU is ignored: this machine has no TPU, so this is a CPU rehearsal"
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
+        yield from self.notebook.taken.lines()
         yield from map(str, self.notebook.script.missing_changes)
         if not self.lint_shown:
             yield from self.notebook.lint_notes()
@@ -304,8 +338,7 @@ def make_request(
 
     Raises UsageError for an option that does not fit the notebook, and TpunbError for `--resume`.
     """
-    held = {name.name for name in notebook.values.names} if notebook.values else set()
-    if refusal := assigned.refusal(notebook.script, options.returns, held):
+    if refusal := assigned.refusal(notebook.script, options.returns, notebook.taken.names):
         raise UsageError(f"{options.written('returns')} {refusal}")
     asked, hosts = dict(options.env), 1 if target is None else len(target.hosts)
     env: dict[str, str] = dict(asked)
@@ -350,6 +383,7 @@ def describe_plan(request: RunRequest) -> str:
     lines = [
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
         *snapshot.notes,
+        *notebook.taken.lines(),
         *map(str, script.missing_changes),
         f"prelude: {_cell_numbers(script, 'prelude')}; train cell: "
         f"{_cell_numbers(script, 'train')}",

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from tpunb.kernel.marks import mark
 from tpunb.kernel.options import RESULT
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Absent, Cell, EarlierRun, EarlierValues
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
-from tpunb.utils.digests import differ, digest
 from tpunb.utils.literals import MOST_ITEMS, literal
 
 DEEPEST = 4
@@ -90,19 +90,13 @@ class Launched:
         self.folder = str(result.dir)
         self._result = weakref.ref(result)
         value = result.returns.get(RESULT)
-        self._id = id(value)
-        self._digest = digest(value)
+        self._mark = mark(value)
 
     def expression(self, value: object) -> str | None:
         """Return code that reads the value from the run folder; None if it is another value."""
         if value is self._result():
             return f"{earlier_values.ENDED}.read_run({self.folder!r})"
-        if id(value) != self._id or self._digest is None:
-            return None
-        # The same id may belong to another value, at the address of a freed one.
-        now = digest(value)
-        same = now is not None and not differ(now, self._digest)
-        if not same:
+        if mark(value) != self._mark or not self._mark.identity:
             return None
         return f"{earlier_values.ENDED}.read_run({self.folder!r}, {RESULT!r}).returns[{RESULT!r}]"
 

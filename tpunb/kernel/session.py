@@ -26,6 +26,7 @@ from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, checks, cost, device, panel, rank_names, setup
 from tpunb.kernel.background import BackgroundRun
+from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.kernel.options import (
     AttachOptions,
@@ -103,6 +104,9 @@ class Session:
         self._metadata: Metadata | None = None
         self._lint_told: object = None
         self._notes_told: set[str] = set()
+        earlier = [run.source for run in self.history.executions()]
+        self.changes = Changes(shell.user_ns, earlier[:-1])
+        shell.events.register("post_run_cell", self._note_changes)
         device.watch_device(shell)
         if tpu.count_chips(machine.root_of(os.environ))[0] and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
@@ -118,12 +122,26 @@ class Session:
         """Remove all hooks from the kernel and end all processes."""
         self.shell.events.unregister("pre_run_cell", self.auto_stop.begin_cell)
         self.shell.events.unregister("post_run_cell", self.auto_stop.end_cell)
+        self.shell.events.unregister("post_run_cell", self._note_changes)
         self.shell.events.unregister("post_run_cell", self._run_ahead)
         self.shell.events.unregister("post_run_cell", self._rank_names.explain)
         self.auto_stop.close()
         device.unwatch_device(self.shell)
         self.history.close()
         self.launcher.close()
+
+    def _note_changes(self, result: ExecutionResult | None) -> None:
+        """After a cell: find what it has changed."""
+        # IPython passes None if its own machinery failed.
+        info = None if result is None else result.info
+        if result is not None and info is not None and info.store_history and not info.silent:
+            number = self.shell.displayhook.prompt_count
+            self.changes.cell_ended(info.raw_cell, number, failed=not result.success)
+
+    def _bind(self, values: Mapping[str, object], run: RunDir) -> None:
+        """Assign what a run has brought to the notebook's variables."""
+        self.shell.user_ns.update(values)
+        self.changes.returned(values, str(run.path), self.history.running())
 
     # The machine and its environment
 
@@ -366,6 +384,7 @@ class Session:
 
         notebook = pipeline.prepare_notebook(
             self.history,
+            self.changes,
             cell,
             notebook=self.defaults.notebook,
             user_ns=self.shell.user_ns,
@@ -442,8 +461,8 @@ class Session:
             spec = request.spec(folder.id)
             blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
             spec = replace(spec, blocks=blocks)
-            if request.notebook.values is not None:
-                files.write_json(folder.kernel_values, request.notebook.values.to_json())
+            if request.notebook.taken.parameters:
+                files.write_json(folder.parameters, request.notebook.taken.parameters)
             script, kept_cells = request.notebook.script, redaction.redacted_snapshot(snapshot)
             if request.target is not None:
                 with suppress(OSError):  # sent to the hosts, but the run does not need it
@@ -505,7 +524,7 @@ class Session:
         script, options = request.notebook.script, request.options
 
         def bind(result: RunResult) -> None:
-            self.shell.user_ns.update(result.returns)
+            self._bind(result.returns, run.dir)
             delivery.bind(result)
 
         handle = BackgroundRun(
@@ -517,7 +536,7 @@ class Session:
             ended=lambda result: self.launcher.remember(script, result, run.spec),
         )
         if options.out is not None:
-            self.shell.user_ns[options.out] = handle
+            self._bind({options.out: handle}, run.dir)
         return handle
 
     def follow(
@@ -574,10 +593,10 @@ class Session:
         the error.
         """
         if delivery is not None:
-            self.shell.user_ns.update(result.returns)
+            self._bind(result.returns, delivery.run)
             delivery.bind(result)
         if options.out is not None:
-            self.shell.user_ns[options.out] = result
+            self._bind({options.out: result}, RunDir(result.dir))
         last_run.result = result
         if not options.no_raise:
             try:

@@ -229,13 +229,13 @@ class MissingChange:
     reader: str
     """'the train cell', or 'cell [6]'."""
     absent: Absent | None = None
-    """Why a train cell's value is missing; None: a skipped cell changes the name."""
+    """Why a train cell's value is missing; None: a call of `tpunb.launch` changes the name."""
 
     def __str__(self) -> str:
         if self.absent is None:
             return (
-                f"{self.cell} is skipped and changes `{self.name}`, which {self.reader} reads: "
-                "the run does not have that change"
+                f"{self.cell} changes `{self.name}` with what a run returned, and {self.reader} "
+                "reads it: this run does not have that change"
             )
         return (
             f"{self.reader} reads `{self.name}` as it is above {self.cell}, {self.absent.why}: "

@@ -46,7 +46,7 @@ _LONGEST = 63
 """Most characters of a pod's name, which is also its host name (RFC 1123)."""
 _FILES = "/etc/tpunb/run"
 _KEY = "/etc/tpunb/key"
-_MORE = ("kernel_values.json", "arguments.pt", "arguments.json", "given")
+_MORE = ("parameters.json", "arguments.pt", "arguments.json", "given")
 _ENDING = 15.0
 """Seconds after the grace period for ending the ranks and writing the result."""
 

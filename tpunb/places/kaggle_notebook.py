@@ -27,7 +27,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.utils.files import PACKAGE_ROOT
 from tpunb.utils.version import __version__
 
-SENT = ("spec.json", "kernel_values.json", "arguments.pt", "arguments.json", "given")
+SENT = ("spec.json", "parameters.json", "arguments.pt", "arguments.json", "given")
 """Files of a run folder, in addition to the script, that the run's processes read."""
 _LEFT_OUT = (
     "display",

@@ -2,7 +2,7 @@
 
     <runs>/<yyyymmdd-hhmmss>-<name>/
       spec.json  script.py  notebook.json  env.json       what was run
-      kernel_values.json  parameters.json                 values of the kernel, and those it took
+      parameters.json                                     values that it took from the kernel
       values_read.json                                    plain values that the train cell read
       arguments.pt  arguments.json                        arguments of tpunb.launch
       events.jsonl                                        what happened (tpunb.runs.events)
@@ -84,11 +84,6 @@ class RunDir:
     @property
     def env(self) -> Path:
         return self.path / "env.json"
-
-    @property
-    def kernel_values(self) -> Path:
-        """The kernel's values of the names that the train cell reads, if they must be compared."""
-        return self.path / "kernel_values.json"
 
     @property
     def parameters(self) -> Path:

@@ -37,7 +37,7 @@ from host 0 has a result of its own ranks, which names the host that it has lost
 
 
 SENT = (
-    "spec.json script.py notebook.json notebook.ipynb env.json kernel_values.json arguments.pt "
+    "spec.json script.py notebook.json notebook.ipynb env.json parameters.json arguments.pt "
     "arguments.json given"
 ).split()
 """Entries of a run folder that exist before the run."""

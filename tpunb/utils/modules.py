@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from functools import cache
 from typing import Any
+
+from tpunb.utils.files import PACKAGE_ROOT
+
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 def loaded(module: str, name: str) -> Any:
@@ -21,3 +27,42 @@ def is_a(value: object, module: str, *names: str) -> bool:
     """True if a value is an instance of a class of a module; False if that is not loaded."""
     kinds = [kind for name in names if (kind := loaded(module, name)) is not None]
     return isinstance(value, tuple(kinds))
+
+
+@cache
+def is_local_file(file: str) -> bool:
+    """True if a module's file belongs neither to an installed package nor to Python."""
+    parts = file.split(os.sep)
+    standard = os.path.dirname(os.__file__)
+    own = os.path.join(PACKAGE_ROOT, "tpunb") + os.sep
+    return not (
+        any(name in parts for name in _PACKAGES) or file.startswith((standard + os.sep, own))
+    )
+
+
+def is_own_module(name: object) -> bool:
+    """True for the notebook itself and for a module of the user's, which is not installed."""
+    if type(name) is not str:
+        return False
+    module = sys.modules.get(name)
+    file = None if name == "__main__" else getattr(module, "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and is_local_file(file))
+
+
+def own_attributes(value: object) -> dict[str, Any] | None:
+    """Return an object's `__dict__` without running code of its class; None if it has none."""
+    for base in type.__getattribute__(type(value), "__mro__"):
+        attribute = type.__getattribute__(base, "__dict__").get("__dict__")
+        if attribute is not None:
+            if type(attribute) is not type(_GENUINE):
+                return None
+            inner = attribute.__get__(value)
+            return inner if type(inner) is dict else None
+    return None
+
+
+class _Ordinary:
+    pass
+
+
+_GENUINE = _Ordinary.__dict__["__dict__"]

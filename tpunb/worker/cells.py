@@ -79,12 +79,6 @@ class Cells:
             self.lines.script,
         )
 
-    def fill(self, role: Role, lines: list[str]) -> None:
-        """Replace the lines of the block with this role."""
-        [block] = self.of(role)
-        self._lines[block.first - 1 : block.last] = lines
-        self._take("\n".join(self._lines))
-
     def become_main(self) -> None:
         """Make the script this process's main program: sys.argv, sys.modules['__main__']."""
         sys.argv[:] = [self.lines.script]
@@ -96,6 +90,10 @@ class Cells:
 
     def _source(self, block: Block) -> str:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
+
+    def tree(self, role: Role) -> ast.Module:
+        """The code of the blocks with this role."""
+        return ast.parse("".join(map(self._source, self.of(role))))
 
     def execute_header(self) -> None:
         """Run the lines above the cells, unless this process has run the same lines before."""
@@ -131,6 +129,11 @@ class Cells:
             end = " ends the prelude before the train cell is reached"
             raise named_exit(error, end) from None
         stdio.fill_closed()
+
+    def execute_parameters(self) -> None:
+        """Assign the values that the run has from the kernel."""
+        for block in self.of("parameters"):
+            self.execute(block)
 
     def compile(self, block: Block) -> CodeType:
         """Return a block's code.

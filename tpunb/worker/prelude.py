@@ -36,7 +36,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import memory, processes
-from tpunb.utils.files import PACKAGE_ROOT
+from tpunb.utils.modules import is_local_file
 from tpunb.worker import fork_safety, shared_with_forks, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.fork_safety import ForkSafetyCheck
@@ -46,7 +46,6 @@ EVERY_CELL = 8
 """The first cells that get a copy each, however short they are; a fork takes 10 ms."""
 WORTH = 0.05
 """Seconds that later cells must have taken since the last copy to be worth another fork."""
-_PACKAGES = ("site-packages", "dist-packages")
 
 
 class Prelude:
@@ -111,7 +110,7 @@ class Prelude:
         """
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if name in self._modules or not isinstance(file, str) or not _is_local(file):
+            if name in self._modules or not isinstance(file, str) or not is_local_file(file):
                 continue
             if file not in self._files:  # a later version is not the one that was imported
                 with contextlib.suppress(OSError):  # in a zip file, or deleted
@@ -303,13 +302,3 @@ class Keeper:
 
 RunOn = Callable[[ForkRunner, Keeper, MessageWriter, Prelude | None], NoReturn]
 """`runner.main`, which carries out an order to the end of its run."""
-
-
-def _is_local(file: str) -> bool:
-    """True if a module's file belongs neither to an installed package nor to Python."""
-    parts = file.split(os.sep)
-    standard = os.path.dirname(os.__file__)
-    own = os.path.join(PACKAGE_ROOT, "tpunb") + os.sep
-    return not (
-        any(name in parts for name in _PACKAGES) or file.startswith((standard + os.sep, own))
-    )

@@ -23,7 +23,6 @@ from tpunb.worker import (
     cells,
     figures,
     fork_safety,
-    kernel_values,
     returns,
     rich_progress,
     script_end,
@@ -160,7 +159,7 @@ def _work(task: Assignment) -> int:
         if task.replicate:
             _replicate_prelude(task)
             tell = task.rank == 0 and task.attempt == 0
-            kernel_values.take_over(task.run, task.cells, replicate=True, tell=tell)
+            task.cells.execute_parameters()
             if tell:
                 values_read.record_values(task.run, task.cells)
             folder = task.run.attempt(task.attempt, task.rank)

@@ -33,7 +33,6 @@ from tpunb.worker import (
     figures,
     fork_safety,
     kept_device,
-    kernel_values,
     rank,
     stdio,
     values_read,
@@ -144,7 +143,7 @@ def _ranks(
     if not replicate:
         for name in spec.restored:
             os.environ.pop(name, None)
-        kernel_values.take_over(run, script, replicate=False, tell=True)
+        script.execute_parameters()
         values_read.record_values(run, script)
     handlers = _take_signals()
     runner, state = os.getpid(), random.getstate()

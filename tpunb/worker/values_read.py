@@ -6,15 +6,14 @@ Found in the run, where the cells have made them, and not in the kernel, whose v
 from __future__ import annotations
 
 import dataclasses
-import dis
-from collections.abc import Iterator
 from contextlib import suppress
-from types import CodeType, FunctionType, SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from tpunb.runs.directory import RunDir
 from tpunb.utils.files import write_json
 from tpunb.utils.modules import loaded
+from tpunb.utils.names_read import names_read
 from tpunb.utils.secrets import is_secret_name, is_secret_text
 from tpunb.worker.cells import Cells
 
@@ -39,46 +38,10 @@ def find_values(cells: Cells) -> dict[str, Any]:
     """
     namespace = vars(cells.module)
     found: dict[str, Any] = {}
-    codes = [cells.compile(block) for block in cells.of("train")]
-    seen = {name for code in codes for name in _assigned_first(code)}
-    while codes and len(found) < MOST:
-        for name in _read(codes.pop(0)):
-            if name in seen or name not in namespace or name.startswith("_"):
-                continue
-            seen.add(name)
-            value = namespace[name]
-            codes += _codes_of(value, namespace)
-            found.update(_plain(name, value))
+    for name in names_read(cells.tree("train"), namespace):
+        if name in namespace and not name.startswith("_") and len(found) < MOST:
+            found.update(_plain(name, namespace[name]))
     return dict(list(found.items())[:MOST])
-
-
-def _read(code: CodeType) -> Iterator[str]:
-    """Yield the global names that code reads, also in functions that it defines."""
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
-            yield str(step.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _read(constant)
-
-
-def _assigned_first(code: CodeType) -> set[str]:
-    """Return the names that a cell assigns before it reads them."""
-    first: dict[str, str] = {}
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_NAME", "STORE_NAME"):
-            first.setdefault(str(step.argval), step.opname)
-    return {name for name, step in first.items() if step == "STORE_NAME"}
-
-
-def _codes_of(value: object, namespace: dict[str, Any]) -> list[CodeType]:
-    """Return the code of a function of the notebook, or of the functions of a class of it."""
-    if isinstance(value, FunctionType):
-        return [value.__code__] if value.__globals__ is namespace else []
-    if isinstance(value, type) and value.__module__ == "__main__":
-        inner = [_codes_of(each, namespace) for each in list(vars(value).values())]
-        return [code for codes in inner for code in codes]
-    return []
 
 
 def _plain(name: str, value: object) -> dict[str, Any]:

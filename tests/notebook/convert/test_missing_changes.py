@@ -7,7 +7,6 @@ import pytest
 from tests.notebook.convert.notebooks import notebook
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.missing_changes import changed_names
-from tpunb.notebook.models import LeftOut
 
 CHANGES = {
     "a = 1\nb, c = 2, 3": {"a", "b", "c"},
@@ -32,7 +31,7 @@ def test_what_a_cell_changes(source: str, names: set[str]) -> None:
 
 
 MADE = "model = {}\nitems = []"
-SKIPPED = "# tpu: skip\nmodel.update(a=1)"
+NOT_RUN = "%%tpu_train --returns model\nmodel.update(a=1)"
 TOLD = {
     "by the train cell": ([], "print(model)", "the train cell"),
     "by a function": (["def f():\n    return model"], "f()", "the train cell"),
@@ -50,11 +49,10 @@ TOLD = {
 
 @pytest.mark.parametrize(("cells", "train", "reader"), TOLD.values(), ids=TOLD)
 def test_a_change_that_the_run_does_not_have(cells: list[str], train: str, reader: str) -> None:
-    script = convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {})
-    assert [str(change) for change in script.missing_changes] == [
-        f"cell [2] is skipped and changes `model`, which {reader} reads: the run does not have "
-        "that change"
-    ]
+    script = convert(notebook(MADE, NOT_RUN, *cells, f"%%tpu_train\n{train}"), {})
+    [change] = script.missing_changes
+    assert (change.name, change.cell, change.reader) == ("model", "cell [2]", reader)
+    assert str(change).startswith(f"{reader} reads `model` as it is above cell [2], ")
 
 
 NOT_TOLD = {
@@ -68,10 +66,9 @@ NOT_TOLD = {
 
 @pytest.mark.parametrize(("cells", "train"), NOT_TOLD.values(), ids=NOT_TOLD)
 def test_a_change_that_does_not_matter(cells: list[str], train: str) -> None:
-    assert not convert(notebook(MADE, SKIPPED, *cells, f"%%tpu_train\n{train}"), {}).missing_changes
+    assert not convert(notebook(MADE, NOT_RUN, *cells, f"%%tpu_train\n{train}"), {}).missing_changes
 
 
 def test_a_name_that_the_run_has_not_got_above() -> None:
-    script = convert(notebook(SKIPPED, "model = 1", "%%tpu_train\nprint(model)"), {})
+    script = convert(notebook(NOT_RUN, "model = 1", "%%tpu_train\nprint(model)"), {})
     assert not script.missing_changes
-    assert script.omissions[0].reason is LeftOut.SKIP_COMMENT

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
+from tpunb.notebook.convert.missing_changes import changed_names
 from tpunb.notebook.convert.statements import (
     FunctionOrClass,
     ImportedNames,
@@ -171,3 +172,15 @@ class Launching:
             and (self._imports.dotted(part) == LAUNCH or getattr(part, "id", "") in self._names)
             for part in ast.walk(node)
         )
+
+
+def names_of_launches(source: str) -> set[str]:
+    """Return the names that a cell's statements with a call of `tpunb.launch` assign or change."""
+    if not mentions_launch(source):
+        return set()
+    try:
+        tree = ast.parse("\n".join(plain_python(source).lines))
+    except (NotPythonError, SyntaxError, ValueError):
+        return set()
+    found = [changed_names(ast.unparse(node)) for node in Launching([tree]).statements(tree)]
+    return set().union(*found)

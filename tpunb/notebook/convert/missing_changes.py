@@ -1,8 +1,8 @@
 """Find changes by left-out cells to names that the run reads: reported, not refused.
 
-The run has such a name with the value that a cell above gave it. A cell with `tpu-skip` changed it
-in the notebook, or a train cell should have returned it but did not. Only changes in the cell's own
-code are found, not those in functions that it calls.
+The run has such a name with the value that a cell above gave it: a train cell should have returned
+it but did not, or a call of `tpunb.launch` changed it. Other differences from the kernel are found
+when a run begins (`tpunb.kernel.changes`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,6 @@ from tpunb.notebook.convert.statements import (
 )
 from tpunb.notebook.models import Absent, LeftOut, MissingChange
 
-SKIPPED = (
-    LeftOut.TAGGED_SKIP,
-    LeftOut.TAGGED_IPYNB,
-    LeftOut.SKIP_COMMENT,
-    LeftOut.DEBUG_CELL,
-)
-"""Reasons of cells that ran in the notebook and that the user excluded from runs."""
 IN_PLACE = {
     *("load_state_dict", "load_weights", "append", "extend", "insert", "remove", "pop", "popitem"),
     *("clear", "update", "setdefault", "add", "discard", "sort", "reverse", "fit", "partial_fit"),
@@ -69,8 +62,6 @@ def find_missing_changes(
 def _gone(cell: LeftOutCell) -> Iterator[tuple[str, Absent | None]]:
     if cell.reason is LeftOut.LAUNCH:
         yield from ((name, None) for name in changed_names(cell.source) - cell.got.names)
-    elif cell.reason in SKIPPED:
-        yield from ((name, None) for name in changed_names(cell.source))
     else:
         yield from missing_returns(cell).items()
 
