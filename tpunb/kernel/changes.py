@@ -26,9 +26,8 @@ from tpunb.kernel.settings import Part, is_of_ipython, parts_of
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.missing_changes import changed_names
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.utils.modules import is_local_file, loaded
-from tpunb.utils.names_read import names_read
+from tpunb.utils.names_read import names_read, names_set_by_functions, names_stored
 
 _MOST_EFFECTS = 20
 """Executions of one text that are remembered."""
@@ -78,6 +77,8 @@ class Effect:
 
     reads: Mapping[str, Version]
     made: Mapping[str, Version]
+    before: Mapping[str, Version]
+    """The earlier versions of what it changed in place, maybe under another name."""
     failed: bool = False
 
 
@@ -106,8 +107,6 @@ class Change:
     """None: no cell of the run makes it."""
     alias: str | None = None
     """Another variable that is the same object, and that the run makes as the kernel has it."""
-    shared: bool = False
-    """True if another variable is the same object in the run."""
 
     @property
     def in_place(self) -> bool:
@@ -179,7 +178,7 @@ class Changes:
             if kernel is None or (kernel.gone and there is None):
                 continue
             if there is None or not kernel.same(there):
-                yield Change(name, kernel, there, *_others_like(name, now, run))
+                yield Change(name, kernel, there, _alias(name, now, run))
 
     def value(self, name: str) -> object:
         """Return a variable's value, or that of a setting."""
@@ -241,11 +240,16 @@ class Changes:
         # A name may be bound to a value that it had before.
         same = {
             name: self._versions[name]
-            for name in bound_names(_tree(source))
+            for name in names_stored(_tree(source))
             if name in self._versions and name not in made
         }
+        in_place = {
+            name: before[name]
+            for name, version in made.items()
+            if name in before and before[name].identity == version.identity != 0
+        }
         effects = self._effects.setdefault(source, [])
-        effects.append(Effect(reads, made | same, failed))
+        effects.append(Effect(reads, made | same, in_place, failed))
         del effects[:-_MOST_EFFECTS]
 
     def _now(self, running: int | None) -> Versions:
@@ -277,13 +281,22 @@ class Changes:
         if cell.returned:
             return {}
         for effect in reversed(effects):
-            if not effect.failed and not _others(effect, run):
-                return dict(effect.made)
+            if not effect.failed and not _others(effect.reads, run):
+                return {
+                    name: Version(f"{name} of {cell.number}", cell.number, because=(name,))
+                    if name in _others(effect.before, run)
+                    else version
+                    for name, version in effect.made.items()
+                }
         tree = _tree(cell.source)
         names = changed_names(cell.source).union(
-            bound_names(tree), *(effect.made for effect in effects)
+            names_stored(tree),
+            names_set_by_functions(tree, self._user_ns),
+            *(effect.made for effect in effects),
         )
-        others = _others(effects[-1], run) if effects else ()
+        changed = {run[name].identity for name in names if name in run} - {0}
+        names |= {name for name, version in run.items() if version.identity in changed}
+        others = _others(effects[-1].reads, run) if effects else ()
         reads = {name: run.get(name, _NOTHING) for name in names_read(tree, self._user_ns)}
         token = _token(cell.source, reads, "in the run")
         return {
@@ -309,9 +322,9 @@ def _edition(file: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _others_like(name: str, now: Versions, run: Versions) -> tuple[str | None, bool]:
-    """Return another name of the kernel's object, and whether the run's object has another name."""
-    mine, made = now[name].identity, run[name].identity if name in run else 0
+def _alias(name: str, now: Versions, run: Versions) -> str | None:
+    """Return another name of the kernel's object that the run has, too."""
+    mine = now[name].identity
     same = (
         other
         for other in run
@@ -321,13 +334,12 @@ def _others_like(name: str, now: Versions, run: Versions) -> tuple[str | None, b
         and now[other].identity == mine != 0
         and now[other].same(run[other])
     )
-    shared = any(made == run[other].identity != 0 for other in run if other != name)
-    return next(same, None), shared
+    return next(same, None)
 
 
-def _others(effect: Effect, run: Versions) -> list[str]:
-    """Return the names that an execution read with other values than the run has."""
-    return [name for name, read in effect.reads.items() if not read.same(run.get(name, _NOTHING))]
+def _others(read: Mapping[str, Version], run: Versions) -> list[str]:
+    """Return the names of which a run has another version."""
+    return [name for name, version in read.items() if not version.same(run.get(name, _NOTHING))]
 
 
 def _token(source: str, reads: Mapping[str, Version], more: str) -> str:

@@ -48,7 +48,7 @@ _PLAIN = (range, slice, complex, type(...), type(NotImplemented))
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 _CODE = "co_code co_names co_varnames co_freevars co_cellvars co_argcount co_kwonlyargcount".split()
 _NOT_OF_CLASS = frozenset(
-    "__dict__ __weakref__ __doc__ __annotations__ __abstractmethods__ _abc_impl "
+    "__dict__ __weakref__ __doc__ __annotations__ __abstractmethods__ _abc_impl __slotnames__ "
     "__dataclass_fields__ __dataclass_params__ __firstlineno__ __static_attributes__".split()
 )
 

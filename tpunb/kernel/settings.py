@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,7 +48,7 @@ class Part:
     literal: str | None
     """The value as an expression; None if it is not plain."""
     hash: bytes | None
-    """The mark of a leaf that is not plain."""
+    """The mark of a leaf that is not plain, or of an object's class."""
     secret: bool = False
     """True if it may be a secret: it must not be written anywhere."""
 
@@ -67,6 +67,22 @@ def parts_of(name: str, value: object) -> tuple[Part, ...]:
     found: list[Part] = []
     _take_apart(value, "", name, found)
     return tuple(found)
+
+
+def top_level(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return a value and its outermost parts, each as a whole."""
+    outer = [
+        part for part in parts[1:] if _parent(part.path, {p.path: p for p in parts[1:]}) is None
+    ]
+    return (
+        parts[0],
+        *(replace(p, kind=PartKind.LEAF, hash=p.hash or _hash_of(p, parts)) for p in outer),
+    )
+
+
+def _hash_of(whole: Part, parts: tuple[Part, ...]) -> bytes | None:
+    inner = [part for part in parts if _within(part.path, [whole.path])]
+    return repr(inner).encode() if len(inner) > 1 else None
 
 
 class PlainNames(Container[str]):
@@ -108,7 +124,9 @@ def _take_apart(value: object, path: str, name: str, found: list[Part]) -> None:
             found[at:] = [Part(path, PartKind.LEAF, None, mark(value).hash)]
             return
     secret = any(part.secret for part in found[at:])
-    found.insert(at, Part(path, kind, literal(value), None, secret))
+    of_class = kind is PartKind.OBJECT or kind is PartKind.FROZEN
+    hashed = mark(type(value)).hash if of_class else None
+    found.insert(at, Part(path, kind, literal(value), hashed, secret))
 
 
 def _leaf(value: object, path: str, name: str) -> Part:
@@ -188,7 +206,8 @@ def differences(kernel: tuple[Part, ...], here: tuple[Part, ...]) -> Iterator[Di
         if _within(part.path, done):
             continue
         mine = own.get(part.path)
-        if mine is not None and mine.kind is part.kind and part.kind is not PartKind.LEAF:
+        apart = mine is not None and mine.kind is part.kind and part.kind is not PartKind.LEAF
+        if apart and mine is not None and mine.hash == part.hash:
             continue
         done.append(part.path)
         if mine is None or not mine.same(part):

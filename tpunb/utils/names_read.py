@@ -29,22 +29,45 @@ def names_read(tree: ast.Module, namespace: Mapping[str, Any]) -> list[str]:
 
     Only names in the namespace lead on to functions; names that are not in it are returned too.
     """
+    found, _ = _reached(tree, namespace)
+    return found
+
+
+def names_set_by_functions(tree: ast.Module, namespace: Mapping[str, Any]) -> set[str]:
+    """Return the global names that functions bind which a cell may call."""
+    _, codes = _reached(tree, namespace)
+    return {
+        str(step.argval)
+        for code in codes
+        for step in dis.get_instructions(code)
+        if step.opname == "STORE_GLOBAL"
+    }
+
+
+def _reached(tree: ast.Module, namespace: Mapping[str, Any]) -> tuple[list[str], list[CodeType]]:
+    """Return the names that a cell reads, and the code of the functions that it reads them in."""
     found: dict[str, None] = {}
     later: dict[str, None] = {}
     bound: set[str] = set()
     _read(tree.body, found, later, bound)
     found |= {name: None for name in later if name not in bound}
-    todo, seen = list(found), set[int]()
+    todo, seen, codes = list(found), set[int](), list[CodeType]()
     while todo:
         name = todo.pop(0)
         if name not in namespace:
             continue
         for code in _codes(namespace[name], seen):
+            codes.append(code)
             for inner in _globals(code):
                 if inner not in found and inner not in bound:
                     found[inner] = None
                     todo.append(inner)
-    return list(found)
+    return list(found), codes
+
+
+def names_stored(tree: ast.Module) -> set[str]:
+    """Return the names that a cell's own statements bind, in contrast to its functions'."""
+    return set().union(*(_first_uses(_compiled(node))[2] for node in tree.body))
 
 
 def _read(
