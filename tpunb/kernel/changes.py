@@ -26,7 +26,7 @@ from tpunb.kernel.settings import Part, is_of_ipython, parts_of
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.missing_changes import changed_names
-from tpunb.utils.modules import is_local_file, loaded
+from tpunb.utils.modules import is_local_file, loaded, own_classes
 from tpunb.utils.names_read import names_read, names_set_by_functions, names_stored
 
 _MOST_EFFECTS = 20
@@ -58,6 +58,8 @@ class Version:
     """For a version that no execution has made yet: names whose values would be others."""
     gone: bool = False
     """True if the name does not exist."""
+    classes: frozenset[int] = frozenset()
+    """The identities of the user's classes that the value is an object of."""
 
     def same(self, other: Version) -> bool:
         """True if both versions are of equal values, or of what differs in each process only."""
@@ -211,8 +213,11 @@ class Changes:
         return {name: mark(value) for name, value in self._state().items()}
 
     def _version(self, name: str, token: str, cell: int | None, new: Mark) -> Version:
+        value = self._state_of(name)
         content = new.hash if new.exact else None
-        return Version(token, cell, content, new.identity, parts_of(name, self._state_of(name)))
+        classes = frozenset(map(id, own_classes(value)))
+        parts = parts_of(name, value)
+        return Version(token, cell, content, new.identity, parts, classes=classes)
 
     def _state_of(self, name: str) -> object:
         return self._user_ns[name] if name.isidentifier() else self._state()[name]
@@ -282,27 +287,15 @@ class Changes:
             return {}
         for effect in reversed(effects):
             if not effect.failed and not _others(effect.reads, run):
-                return {
-                    name: Version(f"{name} of {cell.number}", cell.number, because=(name,))
-                    if name in _others(effect.before, run)
-                    else version
-                    for name, version in effect.made.items()
-                }
+                return {**effect.made, **_unknown(_others(effect.before, run), run, cell)}
         tree = _tree(cell.source)
         names = changed_names(cell.source).union(
             names_stored(tree),
             names_set_by_functions(tree, self._user_ns),
             *(effect.made for effect in effects),
         )
-        changed = {run[name].identity for name in names if name in run} - {0}
-        names |= {name for name, version in run.items() if version.identity in changed}
         others = _others(effects[-1].reads, run) if effects else ()
-        reads = {name: run.get(name, _NOTHING) for name in names_read(tree, self._user_ns)}
-        token = _token(cell.source, reads, "in the run")
-        return {
-            name: Version(f"{name} of {token}", cell.number, because=tuple(others))
-            for name in names
-        }
+        return _unknown(names, run, cell, because=tuple(others))
 
     def _note_modules(self) -> None:
         """Remember the files of the user's modules as they were imported, or reloaded."""
@@ -335,6 +328,28 @@ def _alias(name: str, now: Versions, run: Versions) -> str | None:
         and now[other].same(run[other])
     )
     return next(same, None)
+
+
+def _unknown(
+    names: Iterable[str], run: Versions, cell: PreludeCell, because: tuple[str, ...] | None = None
+) -> Versions:
+    """Return versions, unlike all that the kernel has, of names that a cell of a run changes.
+
+    Also of other names of the same objects, and of objects of a class that is changed.
+    """
+    names = set(names)
+    changed = {run[name].identity for name in names if name in run} - {0}
+    found = names | {
+        name
+        for name, version in run.items()
+        if version.identity in changed or not changed.isdisjoint(version.classes)
+    }
+    return {
+        name: Version(
+            f"{name} of the run", cell.number, because=(name,) if because is None else because
+        )
+        for name in found
+    }
 
 
 def _others(read: Mapping[str, Version], run: Versions) -> list[str]:

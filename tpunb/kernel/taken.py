@@ -223,6 +223,8 @@ def _left(change: Change, path: str, part: Part) -> str:
         return f"{name} (what may be a secret is not taken over)"
     if change.run is not None and change.run.because:
         others = ", ".join(change.run.because[:3])
+        if others == change.name:
+            return f"{name} (changed by cell [{change.kernel.cell}], from another value)"
         return f"{name} (made by cell [{change.kernel.cell}] with another {others})"
     if change.kernel.cell is not None:
         return f"{name} (changed by cell [{change.kernel.cell}])"

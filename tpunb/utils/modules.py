@@ -49,6 +49,12 @@ def is_own_module(name: object) -> bool:
     return name == "__main__" or (isinstance(file, str) and is_local_file(file))
 
 
+def own_classes(value: object) -> list[type]:
+    """Return the classes of the user's that a value is an object of."""
+    read = type.__getattribute__
+    return [c for c in read(type(value), "__mro__") if is_own_module(read(c, "__module__"))]
+
+
 def own_attributes(value: object) -> dict[str, Any] | None:
     """Return an object's `__dict__` without running code of its class; None if it has none."""
     for base in type.__getattribute__(type(value), "__mro__"):

@@ -103,6 +103,14 @@ CASES = [
         ["this cell is not saved yet; assuming it follows cell [3]"],
     ),
     Case(
+        "ids: an unsaved cell that first ran after the train cell stands below it",
+        ["a = 1", TRAIN],
+        [("c0", "a = 1"), ("c1", TRAIN), ("n", "a = 2"), ("c0", "a = 1"), ("c1", TRAIN)],
+        [("a = 1", 4), (TRAIN, 5), ("a = 2", 3)],
+        1,
+        ["cell [3] is not saved yet; assuming it is below this one"],
+    ),
+    Case(
         "ids: two cells of equal text are two cells",
         ["x()", "a = 1", "x()", TRAIN],
         [("c0", "x()"), ("c1", "a = 1"), ("c2", "x()"), ("c3", TRAIN)],

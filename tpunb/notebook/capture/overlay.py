@@ -84,6 +84,8 @@ def overlay(
             elif known and run.id is not None and saved > run.time:
                 left_out.append((new, LeftOut.DELETED))
             else:
+                if isinstance(train, int) and keys.index(key) > keys.index(train):
+                    notes.unsaved_cell(run, above=place < at)
                 if _is_injected(run, order[place - 1] if place else None, document, executed):
                     new = replace(new, tags=(INJECTED,))
                 cells.append(new)
@@ -140,7 +142,7 @@ def _place(document: tuple[Cell, ...], keys: Sequence[Key | None], train: Key) -
     order: list[Key] = [cell.index for cell in document]
     previous: Key | None = None
     for key in keys:
-        if key is None or key == train:
+        if key is None or (key == train and train not in order):
             continue
         if isinstance(key, str) and key not in order:
             _insert(order, key, previous)
@@ -287,6 +289,13 @@ class _Notes:
         """Note that the train cell is not in the document; it is placed after `before`."""
         where = "comes first" if before is None else f"follows cell [{before.number}]"
         self._lines.append(f"this cell is not saved yet; assuming it {where}")
+
+    def unsaved_cell(self, run: Execution, *, above: bool) -> None:
+        """Note the place of a cell that is not in the document and first ran after the train
+        cell, so that its place cannot be known from the order in which the cells ran.
+        """
+        where = "above" if above else "below"
+        self._lines.append(f"cell [{run.number}] is not saved yet; assuming it is {where} this one")
 
     def ran(self, cell: Cell, document: Cell | None, run: Execution) -> None:
         """Record a prelude cell, as executed and as in the document, to note differences."""
