@@ -164,7 +164,9 @@ def pytest_fixture_setup(
     name = fixturedef.argname
     if not _process_fixtures.isdisjoint(fixturedef.argnames):
         _process_fixtures.add(name)
-    if _started > before and name not in _process_fixtures and fixturedef.scope != "function":
+    # A fixture for one test may leave it to the test to say so.
+    said = fixturedef.scope == "function" and _drives_processes(request.node)
+    if _started > before and name not in _process_fixtures and not said:
         pytest.fail(f"the fixture `{name}` starts a process: give it `starts_processes`")
     return value
 

@@ -63,7 +63,17 @@ import os, subprocess, sys, pytest
 def ended():
     subprocess.run([sys.executable, "-c", ""], check=True)
 
+@pytest.fixture
+def ended_for_each():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
 def test_fixture(ended):
+    pass
+
+def test_fixture_for_each(ended_for_each):
+    pass
+
+def test_that_says_so(starts_processes, ended_for_each):
     pass
 
 def test_process():
@@ -124,8 +134,8 @@ def test_helpers_of_a_shared_process_must_end_with_it(pytester: pytest.Pytester)
 
 def test_a_process_that_no_fixture_announces_is_refused(pytester: pytest.Pytester) -> None:
     result = run(pytester, UNSAID, 1.0)
-    result.assert_outcomes(passed=1, failed=2, errors=1)
-    assert str(result.stdout).count("starts_processes`") >= 3
+    result.assert_outcomes(passed=2, failed=2, errors=2)
+    assert str(result.stdout).count("starts_processes`") >= 4
 
 
 def test_a_second_try_is_for_processes_only_and_named_at_the_end(
