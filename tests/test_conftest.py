@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import until
+from tests.drivers.kernel import ROOT, until
 from tpunb.utils import processes
 
 pytest_plugins = ["pytester"]
@@ -148,6 +150,15 @@ def test_a_second_try_is_for_processes_only_and_named_at_the_end(
     [line] = [line for line in result.outlines if "the second time" in line]
     assert "test_with_processes" in line
     assert "busy" in line
+
+
+def test_collecting_tests_does_not_import_torch_xla() -> None:
+    without = (
+        "import sys, pytest; sys.modules['torch_xla'] = None; "
+        "sys.exit(pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider']))"
+    )
+    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_process_check_is_active_in_this_session(request: pytest.FixtureRequest) -> None:
