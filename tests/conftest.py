@@ -8,6 +8,7 @@ another fixture, or it fails: so the choice needs no marks.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -70,6 +71,8 @@ PATIENCE = 60.0
 
 LONG = Path(__file__).parent / "long"
 """What repeats, trains or needs a browser: `make test-long`."""
+TORCH_XLA = [Path(__file__).parent / folder for folder in ("training", "xla")]
+"""Folders with tests that import torch_xla in this process: one worker does."""
 WARM = ("driver", "lent", "ranks")
 """Fixtures of a process with torch_xla. `ranks` is last, because some parameters have its name."""
 
@@ -104,6 +107,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path == LONG and not _named(config) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> object:
+    """Collect without the collector of garbage: modules and tests live as long as the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests of this call, and give those with one warm process to one worker.
@@ -119,17 +133,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if unknown:
             raise pytest.UsageError(f"tests/readme.py names no test: {', '.join(sorted(unknown))}")
     if not chosen and os.environ.get("CI") != "true":
-        left_out = [
+        left_out = {
             item
             for item in items
             if _drives_processes(item) and SCENARIOS.isdisjoint(_short_ids(item))
-        ]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        }
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=_order)
     for item in items:
-        group = _warm(item) or item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if _drives_processes(item) and LONG not in item.path.parents:
             # A machine that is busy with other things is no reason to refuse a change. The run's
             # last lines name the test and what happened. A process that is left is never chance.
@@ -148,6 +161,14 @@ def _warm(item: pytest.Item) -> str | None:
     return next((name for name in WARM if name in names), None)
 
 
+def _group(item: pytest.Item) -> str:
+    """The tests that one worker gets: of a warm process, with torch_xla, or of one file."""
+    loads = not set(TORCH_XLA).isdisjoint(item.path.parents)
+    return _warm(item) or (
+        "torch_xla" if loads else str(item.path.relative_to(item.config.rootpath))
+    )
+
+
 def _order(item: pytest.Item) -> int:
     """The warm processes' tests first: each of these groups takes long, and has one worker."""
     warm = _warm(item)
@@ -164,7 +185,9 @@ def pytest_fixture_setup(
     name = fixturedef.argname
     if not _process_fixtures.isdisjoint(fixturedef.argnames):
         _process_fixtures.add(name)
-    if _started > before and name not in _process_fixtures and fixturedef.scope != "function":
+    # A fixture for one test may leave it to the test to say so.
+    said = fixturedef.scope == "function" and _drives_processes(request.node)
+    if _started > before and name not in _process_fixtures and not said:
         pytest.fail(f"the fixture `{name}` starts a process: give it `starts_processes`")
     return value
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import until
+from tests.drivers.kernel import ROOT, until
 from tpunb.utils import processes
 
 pytest_plugins = ["pytester"]
@@ -63,7 +65,17 @@ import os, subprocess, sys, pytest
 def ended():
     subprocess.run([sys.executable, "-c", ""], check=True)
 
+@pytest.fixture
+def ended_for_each():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
 def test_fixture(ended):
+    pass
+
+def test_fixture_for_each(ended_for_each):
+    pass
+
+def test_that_says_so(starts_processes, ended_for_each):
     pass
 
 def test_process():
@@ -124,8 +136,8 @@ def test_helpers_of_a_shared_process_must_end_with_it(pytester: pytest.Pytester)
 
 def test_a_process_that_no_fixture_announces_is_refused(pytester: pytest.Pytester) -> None:
     result = run(pytester, UNSAID, 1.0)
-    result.assert_outcomes(passed=1, failed=2, errors=1)
-    assert str(result.stdout).count("starts_processes`") >= 3
+    result.assert_outcomes(passed=2, failed=2, errors=2)
+    assert str(result.stdout).count("starts_processes`") >= 4
 
 
 def test_a_second_try_is_for_processes_only_and_named_at_the_end(
@@ -138,6 +150,15 @@ def test_a_second_try_is_for_processes_only_and_named_at_the_end(
     [line] = [line for line in result.outlines if "the second time" in line]
     assert "test_with_processes" in line
     assert "busy" in line
+
+
+def test_collecting_tests_does_not_import_torch_xla() -> None:
+    without = (
+        "import sys, pytest; sys.modules['torch_xla'] = None; "
+        "sys.exit(pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider']))"
+    )
+    done = subprocess.run([sys.executable, "-c", without], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_process_check_is_active_in_this_session(request: pytest.FixtureRequest) -> None:

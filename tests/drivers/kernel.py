@@ -271,6 +271,18 @@ class Kernel:
         assert found["status"] == "ok", found
         return ast.literal_eval(ast.literal_eval(found["data"]["text/plain"]))
 
+    def start_over(self, *kept: str) -> None:
+        """Delete the cells but those that are kept, and all names that cells have made."""
+        self.cells = {id: source for id, source in self.cells.items() if id in kept}
+        forget = (
+            "_shell = get_ipython()\n"
+            "for _name in set(_shell.user_ns) - set(_shell.user_ns_hidden):\n"
+            "    if not _name.startswith('_'):\n"
+            "        del _shell.user_ns[_name]"
+        )
+        reply = self.client.execute(forget, silent=True, reply=True, timeout=PATIENCE)
+        assert reply["content"]["status"] == "ok", reply
+
     def interrupt(self) -> None:
         """The stop button."""
         self.manager.interrupt_kernel()

@@ -370,6 +370,10 @@ def run_commands(
     ended: dict[int, float] = {}
     endless: set[int] = set()
     started = time.time()
+
+    def running() -> bool:  # a command may close its output before it ends
+        return any(p.returncode is None for host, p in processes.items() if host not in endless)
+
     with selectors.DefaultSelector() as selector:
         try:
             for host, (command, _) in commands.items():
@@ -378,7 +382,11 @@ def run_commands(
                 selector.register(process.output, selectors.EVENT_READ, host)
                 selector.register(process.input, selectors.EVENT_WRITE, host)
             deadline = time.monotonic() + timeout
-            while selector.get_map() and time.monotonic() < deadline and not cancelled():
+            while (
+                (selector.get_map() or running())
+                and time.monotonic() < deadline
+                and not cancelled()
+            ):
                 for host, process in processes.items():
                     if host not in endless and (len(outputs[host]) > MOST or process.too_much()):
                         endless.add(host)
@@ -386,7 +394,7 @@ def run_commands(
                             if not file.closed and file in selector.get_map():
                                 selector.unregister(file)
                         process.kill()
-                for key, _ in selector.select(0.1):
+                for key, _ in selector.select(0.1 if selector.get_map() else 0.01):
                     host = key.data
                     process = processes[host]
                     if host in endless:
@@ -410,14 +418,17 @@ def run_commands(
                     if not inputs[host]:
                         selector.unregister(process.input)
                         process.close_input()
+            codes = {
+                host: processes[host].returncode if host in ended else None for host in commands
+            }
             return {
                 host: Answer(
                     names[host],
-                    process.wait(5.0) if host in ended else None,
+                    codes[host],
                     bytes(outputs[host]),
                     process.errors(),
                     started,
-                    ended.get(host, time.time()),
+                    time.time() if codes[host] is None else ended[host],
                     host in endless,
                 )
                 for host, process in processes.items()

@@ -50,10 +50,12 @@ class OneRun:
         files.write_json(self.dir.spec, values.to_json())
         self.finished = False
         self.forks: list[str | None] = []
+        self.spared, self.copying = [FORK_SERVER], False
         self.supervision = Supervision(
             self.dir,
             self.forks.append,
-            lambda: [FORK_SERVER],
+            lambda: self.spared,
+            lambda: self.copying,
             lambda: "",
             clock=lambda: world.time,
         )
@@ -503,6 +505,29 @@ def test_leftover_child_processes_are_killed_before_the_end(one_run: Callable[..
     assert run.events(Stopping) == []
 
 
+@pytest.mark.parametrize("end", ["runner killed", "stopped"])
+def test_a_copy_that_is_being_made_does_not_end_with_the_run(
+    one_run: Callable[..., OneRun], end: str
+) -> None:
+    run = one_run()
+    run.copying = True
+    run.start()
+    copy = LATE_0
+    run.world.deadly[copy] = {TERM, KILL}
+    if end == "stopped":
+        run.supervision.stop(StopCause.USER, "asked")
+        run.world.deadly[RUNNER] = {KILL}
+    else:
+        run.exit_runner(-KILL)
+    assert not run.pass_time(1.0)
+    assert run.world.sent == []
+    run.copying = False
+    run.spared.append(copy)
+    run.finish()
+    assert copy in run.world.living()
+    assert run.dir.stopping.exists() == (end == "stopped")
+
+
 def test_deleted_run_folder_does_not_end_the_supervision(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
@@ -521,7 +546,9 @@ def test_read_only_file_system_does_not_end_the_supervision(tmp_path: Path, worl
         assert run.finish().state == "interrupted"
         run.dir.result.unlink()
         make_read_only()
-        late = Supervision(run.dir, run.forks.append, lambda: [FORK_SERVER], lambda: "")
+        late = Supervision(
+            run.dir, run.forks.append, lambda: [FORK_SERVER], lambda: False, lambda: ""
+        )
         late.stop(StopCause.USER, "asked")
         late.begin()
         assert late.step()

@@ -158,10 +158,15 @@ def wrong(mistake: str) -> str:
             install.leave_rehearsal()
             if mistake == "one less, still busy":  # the others look; no connection is closed
                 time.sleep(3)
+            if mistake == "one less, then gone":
+                time.sleep(2)
+                os._exit(0)
             return ""
         elif (mistake == "killed" and rank == 3) or (mistake == "host killed" and rank > 1):
             os.kill(os.getpid(), 9)
         else:
+            if mistake == "one less, then gone" and rank == 0:  # it finds a closed connection
+                time.sleep(3)
             xm.all_reduce("sum", x)
             xm.all_reduce("max", x)
     except errors.CollectiveError as error:
@@ -179,6 +184,7 @@ WRONG = {
     "one less": "PeerLostError: rank 1/3 has returned from the train cell while rank ./. waited "
     "in all_reduce sum of float32.4..*rank 1/3 took part in 1, the last at line",
     "one less, still busy": "PeerLostError: rank 1/3 has returned from the train cell while rank ",
+    "one less, then gone": "PeerLostError: rank 1/3 has returned from the train cell while rank ",
     "killed": "PeerLostError: rank 1/3 ended while rank ./. waited in all_reduce sum",
 }
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from typing import Any
 
 import pytest
 
-from tpunb.xla.rehearsal.transport import Mesh
+
+@pytest.fixture
+def meshes() -> list[Any]:
+    from tpunb.xla.rehearsal.transport import Mesh
+
+    return [Mesh(rank, [0, 1]) for rank in (0, 1)]
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_transport_gives_nothing_to_another_process() -> None:
-    rank0, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
+def test_transport_gives_nothing_to_another_process(meshes: list[Any]) -> None:
+    rank0, rank1 = meshes
     pids = dict.fromkeys((0, 1), os.getpid())
     address = f"\0{rank0.address}"
     connected, connects = os.pipe()
@@ -45,16 +51,16 @@ def test_transport_gives_nothing_to_another_process() -> None:
     os.close(connects)
 
 
-def test_transport_rejects_a_process_that_poses_as_a_rank() -> None:
-    impostor, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
+def test_transport_rejects_a_process_that_poses_as_a_rank(meshes: list[Any]) -> None:
+    impostor, rank1 = meshes
     pids = {0: os.getppid(), 1: os.getppid()}  # the impostor is this process
     with pytest.raises(RuntimeError, match="another process answers for rank 0"):
         rank1.connect({0: impostor.address}, pids, 30.0)
     impostor._listener.close()
 
 
-def test_lost_connection_if_a_rank_ends_while_connecting() -> None:
-    rank0, rank1 = Mesh(0, [0, 1]), Mesh(1, [0, 1])
+def test_lost_connection_if_a_rank_ends_while_connecting(meshes: list[Any]) -> None:
+    rank0, rank1 = meshes
     pids = dict.fromkeys((0, 1), os.getpid())
 
     def accept_and_end() -> None:

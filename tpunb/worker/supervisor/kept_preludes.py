@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 MOST = 24
 """Preludes kept at once. Each has memory of its own (20 MB and what its cells changed)."""
-BIRTH = 2.0
-"""Seconds that a stop waits at most for a copy that is being made, which would end with the run."""
+BIRTH = 5.0
+"""Seconds that a run's end waits at most for a copy that is being made, and would end with it."""
 SCARCE = 0.1
 """Part of the memory: with less than this available, no prelude is kept."""
 
@@ -193,7 +193,7 @@ class KeptPreludes:
         return best
 
     def awaits_successor(self) -> bool:
-        """True while the prelude that was taken is about to leave a copy: end no process now."""
+        """True while the prelude that was taken is about to leave a copy: signal nothing now."""
         return time.monotonic() < self._successor_until
 
     def make_sockets(self, most: int) -> list[socket]:

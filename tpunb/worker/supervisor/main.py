@@ -274,7 +274,6 @@ class Supervisor:
         """The kept prelude that has been ordered to become the runner."""
         self._becoming_gone = False
         """It has ended; its last messages have yet to be read."""
-        self._stop_later: list[tuple[QueuedRun, StopRun]] = []
         self._joins: dict[str, JoinHosts] = {}
         """For runs that are about to be ordered, by folder."""
         self._orders: OrderChannel | None = None
@@ -458,9 +457,6 @@ class Supervisor:
         shutil.rmtree(queued.dir.path, ignore_errors=True)
 
     def _read_requests(self) -> None:
-        later, self._stop_later = self._stop_later, []
-        for queued, order in later:
-            self._stop(queued, order)
         for queued in self._runs():
             for order in queued.stop_requests():
                 self._stop(queued, order)
@@ -470,9 +466,7 @@ class Supervisor:
         # A stopped one (SIGSTOP) would fork no runner, and there would be no process to signal.
         for process in self._waiting_processes():
             processes.send_signal(process, signal.SIGCONT)
-        if queued is self.current and self.kept.awaits_successor():
-            self._stop_later.append((queued, order))
-        elif queued is self.current and self.run is not None:
+        if queued is self.current and self.run is not None:
             self.run.stop(order.cause, order.reason, origin=order.origin, now=order.now)
         elif queued in self.queue:
             self.queue.remove(queued)
@@ -503,6 +497,7 @@ class Supervisor:
                 queued.dir,
                 self._fork_runner,
                 self._waiting_processes,
+                self.kept.awaits_successor,
                 self._describe_kept,
                 hosts=queued.hosts,
                 facts={} if queued.join is None else queued.join.facts,

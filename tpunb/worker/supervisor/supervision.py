@@ -77,8 +77,9 @@ class Supervision:
     """Follows the processes of one run, stops them, and writes the result.
 
     `fork_runner` has a runner forked; its argument is why every rank runs the prelude itself, or
-    None. `spared` returns descendants of this process that do not belong to the run; `kept`
-    describes what is kept of its prelude. Call `step` every few hundredths of a second, after
+    None. `spared` returns descendants of this process that do not belong to the run; while
+    `copying`, another is about to join them, and nothing is signalled. `kept` describes what is
+    kept of its prelude. Call `step` every few hundredths of a second, after
     passing on the messages received.
 
     With `hosts` this is one host of several: nothing begins before all are there, each attempt
@@ -91,6 +92,7 @@ class Supervision:
         run: RunDir,
         fork_runner: Callable[[str | None], None],
         spared: Callable[[], Sequence[Process]],
+        copying: Callable[[], bool],
         kept: Callable[[], str],
         *,
         hosts: Hosts | None = None,
@@ -102,6 +104,7 @@ class Supervision:
         self._lock = run.take_lock()
         self._fork_runner = fork_runner
         self._spared = spared
+        self._copying = copying
         self._kept = kept
         self._env = env
         self._clock = clock
@@ -446,6 +449,8 @@ class Supervision:
         if self._deadline is not None and self._clock() > self._deadline:
             self._deadline = None
             self.stop(StopCause.TIMEOUT, f"--timeout {self.spec.timeout:g} s")
+        if self._copying():  # a copy that is not known yet would be ended with the run
+            return False
         if self._shutdown is not None and self._shutdown.advance():
             self._shutdown = None
         if not self._over:

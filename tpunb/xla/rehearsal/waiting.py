@@ -419,9 +419,11 @@ class Connections:
         """
         ended, absent = self._missing(group)
         own = describe_ranks([self.rank])
+        # Whether the end of its process or only a closed connection was seen: a rank that returned
+        # from the train cell is the cause.
+        if self._departures(group.name, group.exchanges, ended or absent):
+            self._check_departures(group.name, group.exchanges, absent, call)
         if ended:
-            if self._departures(group.name, group.exchanges, ended):
-                self._check_departures(group.name, group.exchanges, absent, call)
             raise PeerLostError(
                 f"{describe_ranks(ended)} ended while {own} waited in {call}. Either a rank "
                 "failed, and its own error shows the cause, or it makes fewer collective calls "
