@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import Driver
 from tpunb.runs import chips, summary, trace
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
@@ -174,3 +175,19 @@ def test_a_profile_without_a_trace_is_noted(run: RunDir) -> None:
     made = summed(run, state=RunState.SUCCEEDED)
     assert made.trace.endswith(f"xprof --logdir {run.profile}")
     assert not made.advice
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ("(torch.ones(2, requires_grad=True) * 2).sum().backward()", True),
+        ("(torch.ones(2, requires_grad=True, device='xla') * 2).sum().backward()", False),
+        ("print(torch.ones(2).sum())", False),  # data, or evaluation
+    ],
+)
+def test_a_training_that_leaves_the_device_alone(driver: Driver, train: str, said: bool) -> None:
+    step = "import torch_xla\n" + train + ("\ntorch_xla.sync()" if "xla'" in train else "")
+    seen = driver.run(["import torch"], step)
+    assert seen.result.state == "succeeded", seen.log
+    told = [one.message for one in seen.result.summary.advice]
+    assert told == ["no rank used the device: each trained on the CPU"] * said

@@ -23,10 +23,11 @@ _T = TypeVar("_T")
 
 INTERVAL = 0.5
 """Seconds between two reads of torch_xla's counters (80 µs each, measured)."""
-_FORMAT = struct.Struct("<11Q")
+_FORMAT = struct.Struct("<12Q")
 SIZE = _FORMAT.size
 _ACTIVITY = struct.Struct("<Q"), 9 * 8
 _INPUT = struct.Struct("<Q"), 10 * 8
+_BACKWARD = struct.Struct("<Q"), 11 * 8
 _OLDEST = 7 * 8
 """Bytes of the heartbeats of earlier versions, which had only the first counts."""
 
@@ -55,6 +56,8 @@ class Heartbeat:
     """Other activity: batches of `tpunb.track`, calls of `tpunb.log`, executed programs."""
     input_nanoseconds: int = 0
     """Time that the loop waited for batches of a DataLoader or MpDeviceLoader."""
+    backward: int = 0
+    """1 once a backward pass has begun, on any device."""
 
     @property
     def compiling(self) -> bool:
@@ -132,6 +135,12 @@ class HeartbeatWriter:
         finally:
             self._heartbeat.writes_ended += 1
             self._write()
+
+    def note_backward(self) -> None:
+        if os.getpid() == self._pid:
+            self._heartbeat.backward = 1
+            form, offset = _BACKWARD
+            form.pack_into(self._memory, offset, 1)
 
     def note_activity(self) -> None:
         """Count an activity. Takes less than 1 µs, because it is called for every batch."""
@@ -232,6 +241,12 @@ def note_activity() -> None:
     """Note that this rank is active, although it may print nothing."""
     if _writer is not None:
         _writer.note_activity()
+
+
+def note_backward() -> None:
+    """Note that this rank has begun its first backward pass."""
+    if _writer is not None:
+        _writer.note_backward()
 
 
 def timed_read(read: Callable[[], _T]) -> _T:
