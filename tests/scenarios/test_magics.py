@@ -365,6 +365,8 @@ class TestThatGoesWrong:
         assert ran.reply["status"] == "error"
         assert "UsageError: %%tpu_train: there is no code below the cell's first line" in ran.stderr
         assert nb.run("%%tpu_train --help", "train").good().stdout.startswith("usage: %%tpu_train")
+        nb.client.is_complete("%%tpu_train --cores 2\n")  # as a terminal asks before it runs a cell
+        assert nb.client.get_shell_msg(timeout=30)["content"]["status"] == "incomplete"
         assert "succeeded" in train(nb, "\n# nothing\n").good().status
 
     @pytest.mark.parametrize("magic", ["tpu_train", "tpu_debug"])

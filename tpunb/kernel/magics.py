@@ -176,11 +176,15 @@ def _refuse_below_the_first_line(magic: str) -> NoReturn:
 
 
 def _with_body(lines: list[str]) -> list[str]:
-    """Give a train cell of one line a body, without which IPython refuses even its --help."""
+    """Give a cell of one line a body, without which IPython refuses even `%%tpu_train --help`."""
     code = [line for line in lines if line.strip()]
     if len(code) == 1 and _ALONE.match(code[0]):
         return [f"{code[0].rstrip()}\n", "\n"]
     return lines
+
+
+# IPython then leaves it out where a terminal asks whether more lines are to come.
+_with_body.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

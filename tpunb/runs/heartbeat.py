@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 INTERVAL = 0.5
 """Seconds between two reads of torch_xla's counters (80 µs each, measured)."""
-_FORMAT = struct.Struct("<12Q")
+_FORMAT = struct.Struct("<13Q")
 SIZE = _FORMAT.size
 _ACTIVITY = struct.Struct("<Q"), 9 * 8
 _INPUT = struct.Struct("<Q"), 10 * 8
@@ -31,8 +31,9 @@ _BACKWARD = struct.Struct("<Q"), 11 * 8
 _OLDEST = 7 * 8
 """Bytes of the heartbeats of earlier versions, which had only the first counts."""
 
-Counts = tuple[int, int, int, int, int]
-"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed."""
+Counts = tuple[int, int, int, int, int, int]
+"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed, tensors
+created on the device."""
 
 
 @dataclass
@@ -58,6 +59,8 @@ class Heartbeat:
     """Time that the loop waited for batches of a DataLoader or MpDeviceLoader."""
     backward: int = 0
     """1 once a backward pass has begun, on any device."""
+    tensors: int = 0
+    """Tensors created on the device."""
 
     @property
     def compiling(self) -> bool:
@@ -100,7 +103,7 @@ class HeartbeatWriter:
         self._watching = False
         self._reading = False
         self._counting = threading.Lock()
-        self._last: Counts = (0, 0, 0, 0, 0)
+        self._last: Counts = (0, 0, 0, 0, 0, 0)
         with open(path, "wb+") as file:
             # Zeros are written, instead of only setting the length: if the file had no block on a
             # full disk, the first write to the memory would end the process (SIGBUS).
@@ -137,6 +140,7 @@ class HeartbeatWriter:
             self._write()
 
     def note_backward(self) -> None:
+        """Note that a backward pass begins."""
         if os.getpid() == self._pid:
             self._heartbeat.backward = 1
             form, offset = _BACKWARD
@@ -196,6 +200,7 @@ class HeartbeatWriter:
             self._heartbeat.compilations_ended += new[2]
             self._heartbeat.compile_nanoseconds += new[3]
             self._heartbeat.activity += new[4]
+            self._heartbeat.tensors += new[5]
             self._write()
 
     def flush(self) -> None:

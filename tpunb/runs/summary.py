@@ -171,11 +171,11 @@ def _advice(
         for name, row in _became_nan(rows).items()
     ]
     trained = any(rank.backward for rank in heartbeats)
-    if trained and not any(rank.compilations_begun or rank.steps for rank in heartbeats):
+    if trained and not any(rank.tensors for rank in heartbeats):
         advice.append(
             Advice(
                 "no rank used the device: each trained on the CPU",
-                "move the model and each batch there: model.to(torch_xla.device())",
+                "move the model and each batch to it: model.to(torch_xla.device())",
             )
         )
     most = max(heartbeats, key=lambda rank: rank.compilations_ended, default=Heartbeat())

@@ -144,6 +144,7 @@ class _Lines(SweepView):
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
         super().__init__(table, notes)
         self._told: set[int] | None = None
+        """The trials that have ended, and have a line that says so."""
         self._running: set[int] = set()
         for note in notes:
             print(note, flush=True)
@@ -153,37 +154,32 @@ class _Lines(SweepView):
         over = {trial.number: trial for trial in trials.values() if trial.state.over}
         if self._told is None:  # trials that ended before this call
             self._told = {n for n, trial in over.items() if not trial.copied_from}
-            ended = f"{len(self._told)} of " if self._told else ""
-            then = " had already ended" if self._told else ""
-            print(f"{ended}{self.table.total} trials{then}", flush=True)
-        for number, trial in sorted(trials.items()):
-            if trial.state is TrialState.RUNNING and number not in self._running:
-                self._running.add(number)
-                print(f"trial {number}: {_given(trial)} · running", flush=True)
+            print(self.table.headline(), flush=True)
         for number in sorted(over.keys() - self._told):
             self._told.add(number)
             print(self._describe(over[number]), flush=True)
+        running = {n for n, trial in trials.items() if trial.state is TrialState.RUNNING}
+        for number in sorted(running - self._running):
+            print(self._describe(trials[number]), flush=True)
+        self._running = running
 
     def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
         super().tell(news, trials)
         print(news, flush=True)
 
     def _describe(self, trial: Trial) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
         value = self.table.value(trial)
         shown = "" if value is None else f" · {self.table.metric} {value:.4g}"
         error = f" · {trial.error}" if trial.state is TrialState.FAILED else ""
         before = " (ran before)" if trial.copied_from else ""
-        return f"trial {trial.number}: {_given(trial)} · {trial.state}{before}{shown}{error}"
+        return f"trial {trial.number}: {given} · {trial.state}{before}{shown}{error}"
 
     def finish(self, trials: Mapping[int, Trial], *, stopped: bool) -> None:
         self.show(trials)
         print(self.table.text())
         if stopped:
             print(self.stopped)
-
-
-def _given(trial: Trial) -> str:
-    return ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
 
 
 def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
