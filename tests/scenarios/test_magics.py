@@ -359,6 +359,17 @@ class TestThatGoesWrong:
         missing = "rank 0 has no variable 'wieghts' after the train cell; did you mean weights?"
         assert f"wieghts was not returned: {missing}" in ran.status
 
+    def test_a_name_that_only_the_ranks_have(self, nb: Kernel) -> None:
+        train(nb, "w = rank_only = 3", "--returns w").good()
+        ran = nb.run("print(w, rank_only)", "read")
+        hint = "`rank_only` was assigned in the ranks of cell [{}]: `--returns rank_only` brings it"
+        assert re.search(re.escape(hint).replace(r"\{\}", r"\d+"), ran.stdout)
+        status = train(nb, "w = rank_only = 4", "--returns w").good().status
+        assert re.search(
+            re.escape(hint).replace(r"\{\}", r"\d+") + r" \(cell .+ reads it\)", status
+        )
+        nb.run("print(w)", "read").good()
+
     def test_empty_train_cell(self, nb: Kernel) -> None:
         ran = nb.run("%%tpu_train", "train")
         assert ran.reply is not None
@@ -745,7 +756,7 @@ class TestSetup:
         assert re.match(r"python 3\.\d+\.\d+ · torch 2\S+ · torch_xla 2\S+ · ", rows["versions"])
         assert re.match(r".+ free; 3 ranks need about 750 MiB", rows["memory"])
         assert f"free in {nb.folder}/runs" in rows["disk"]
-        assert rows["kernel"] == "uses XLA on CPU, so runs can take the TPU"
+        assert rows["kernel"] == "uses XLA on CPU"
         assert rows["torch_xla"] == "preloaded"
         [bundle] = ran.cards()
         assert "<b>Ready: 3 rehearsal cores" in bundle["text/html"]

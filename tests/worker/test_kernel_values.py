@@ -167,7 +167,7 @@ class TestWhatIsTaken:
         made.kernel["lr"] = 0.1
         taken, namespace = made.start()
         assert namespace["lr"] == 0.1
-        assert lines(taken) == ["lr: 0.1 from the kernel; no cell of this run makes it"]
+        assert lines(taken) == ["lr: 0.1 from the kernel; no cell in this run defines it"]
 
     def test_kernel_values_read_by_functions_and_methods_are_taken(self) -> None:
         made = notebook(

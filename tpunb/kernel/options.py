@@ -113,7 +113,7 @@ def _profile(text: str) -> Profile:
 
 def run_argument(default: str) -> Any:
     """Return the argument RUN."""
-    return argument("RUN", help=f"run id, or any part of it (default: {default})")
+    return argument("RUN", help=f"run id, or a part of it (default: {default})")
 
 
 def _cores_option(help: str) -> Any:

@@ -162,7 +162,7 @@ def _assign(taken: Taken, entry: KernelName, difference: Difference) -> None:
     taken.parameters[_dotted(entry.name, path)] = simple(value)
     line = f"{entry.name}{path}: {shown(value)} from the kernel"
     if entry.cell is None:
-        line += "; no cell of this run makes it"
+        line += "; no cell in this run defines it"
     elif difference.here is not None and difference.here.literal is not None:
         line += f"; cell [{entry.cell}] makes {shown(difference.here.literal)}"
     else:

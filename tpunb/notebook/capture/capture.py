@@ -93,8 +93,8 @@ def capture(
         note = f"the executed cells alone are used: {'; '.join(missed)}"
     else:
         note = (
-            "no notebook file was located, so tags are not known: "
-            "name it with `%tpu_setup --notebook PATH`"
+            "no notebook file was found, so the tags of cells are not known: "
+            "name the file with `%tpu_setup --notebook PATH`"
         )
     if located is not None:
         laid = replace(laid, path=_path(located), name=located.name)
