@@ -515,8 +515,8 @@ class MagicParser(OptionParser, Generic[_Options]):
         try:
             return build_options(self.options, self.parse_args(join_lists(words, _LISTS)))
         except UsageError as error:
-            magic = self.prog.replace("%%", "%")
-            raise UsageError(f"{self.prog}: {error} ({magic} --help lists the options)") from None
+            help_line = f"{self.prog} --help lists the options"
+            raise UsageError(f"{self.prog}: {error} ({help_line})") from None
 
 
 SETUP = MagicParser(
