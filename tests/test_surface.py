@@ -128,7 +128,7 @@ def test_old_argument_names_still_work_and_name_the_new_ones(tmp_path: Path) -> 
         assert tpunb.load(from_=tmp_path / "here")["rate"] == 1.0  # type: ignore[call-arg, index]
     with pytest.warns(FutureWarning, match=r"load\(trusted=\) is now weights_only="):
         tpunb.load(tmp_path / "here", trusted=True)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="from_ is now path: give one of them"):
+    with pytest.raises(TypeError, match="from_ was renamed to path: give only one of them"):
         tpunb.load(path="here", from_="there")  # type: ignore[call-arg]
     with pytest.warns(FutureWarning, match=r"TrainingState\(to=\) is now path="):
         kept = training.TrainingState(model=nn.Linear(1, 1), to="there")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from docutils import nodes
+from docutils.nodes import Element
 from ipython_pygments_lexers import IPython3Lexer
 from pygments.lexer import bygroups, using
 from pygments.token import Keyword, Operator, Text
@@ -86,6 +88,9 @@ NAVIGATION = {
 }
 """The pages below each page, in order. A page that is in none of these ends the build."""
 
+LAST_OPEN = "where to go next"
+"""The last section of the home page that is not folded."""
+
 project = "tpunb"
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "notebooks/**.ipynb"]
@@ -149,6 +154,8 @@ def setup(app: Sphinx) -> None:
     app.add_config_value("executed", "", "env", str)  # the folder of executed notebooks
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", docstring, priority=0)  # before napoleon
+    app.connect("object-description-transform", fold_object)
+    app.connect("doctree-read", fold_home)
 
 
 def read(app: Sphinx, page: str, source: list[str]) -> None:
@@ -161,6 +168,33 @@ def read(app: Sphinx, page: str, source: list[str]) -> None:
         copy = Path(app.config.executed, f"{page}.ipynb")
         app.env.note_dependency(copy)
         source[0] = copy.read_text(encoding="utf-8")
+
+
+def fold(inside: Element, after: int, label: str) -> None:
+    """Fold what is in a node after its first children, so that a page is not very long."""
+    if len(inside) > after:
+        opened = f'<details class="more"><summary>{label}</summary>'
+        inside.insert(after, nodes.raw("", opened, format="html"))
+        inside.append(nodes.raw("", "</details>", format="html"))
+
+
+def fold_object(app: Sphinx, domain: str, kind: str, content: Element) -> None:
+    """Of a function or class, show the first paragraph of its description."""
+    if kind in ("function", "class"):
+        first = next((i for i, node in enumerate(content) if isinstance(node, nodes.paragraph)), 0)
+        fold(content, first + 1, "parameters and details" if kind == "function" else "details")
+
+
+def fold_home(app: Sphinx, document: nodes.document) -> None:
+    """Of the home page, show how to begin; below the links to the other pages, only headings."""
+    if app.env.docname == root_doc:
+        [page] = document.findall(
+            lambda node: isinstance(node, nodes.section) and node.parent is document
+        )
+        names = [node["names"][0] if isinstance(node, nodes.section) else "" for node in page]
+        for section in page[names.index(LAST_OPEN) + 1 :]:
+            if isinstance(section, nodes.section):
+                fold(section, 1, "show")
 
 
 def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -95,7 +95,7 @@ def test_option_values_are_parsed(line: str, name: str, value: object) -> None:
     [
         ("--corse 2", "unrecognized arguments: --corse 2; did you mean --cores?"),
         ("--core=2", "--core=2; did you mean --cores?"),  # no abbreviations
-        ("--xyz", "unrecognized arguments: --xyz (%tpu_train --help"),
+        ("--xyz", "unrecognized arguments: --xyz (%%tpu_train --help"),
         ("2", "unrecognized arguments: 2"),
         ("--cores", "--cores: expected one argument"),
         ("--cores two", "--cores: 'two' is not a number of cores (or 'all')"),

@@ -118,12 +118,14 @@ def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched)
     shown = watched.panel._widgets
     assert shown is not None
     watched.wait(0.1)
-    assert "will be drawn here" in shown._chart.value
+    assert "nothing is logged yet" in shown._chart.value
+    assert shown._of_chart.layout.display == "none"
     for step in range(10):
         for rank in range(2):
             watched.panel.show(Metric(rank, step, {"loss": 10.0 * step + rank, "lr": 1.0}))
     watched.wait(UPDATE_EVERY + 0.1)
     assert shown._metric.options == ("loss", "lr")
+    assert shown._of_chart.layout.display == ""
     assert 'alt="loss from 0.5 to 90.5"' in shown._chart.value
     shown._zoom.value = (50, 80)
     watched.wait(0.1)

@@ -95,7 +95,7 @@ class TestWhatIsTaken:
         made.below = frozenset({"2"})
         taken, namespace = made.start()
         assert namespace["lr"] == 0.1
-        assert lines(taken) == ["lr: 0.1 from the kernel; cell [1] makes 0.01"]
+        assert lines(taken) == ["lr: 0.1 from the kernel; cell [1] sets 0.01"]
         assert taken.parameters == {"lr": 0.1}
 
     def test_kernel_value_that_no_cell_makes_is_taken(self) -> None:
@@ -103,7 +103,7 @@ class TestWhatIsTaken:
         made.kernel["lr"] = 0.1
         taken, namespace = made.start()
         assert namespace["lr"] == 0.1
-        assert lines(taken) == ["lr: 0.1 from the kernel; no cell of this run makes it"]
+        assert lines(taken) == ["lr: 0.1 from the kernel; no cell in this run defines it"]
 
     def test_kernel_values_read_by_functions_and_methods_are_taken(self) -> None:
         made = notebook(
@@ -184,7 +184,7 @@ class TestWhatIsTaken:
             **{"config.lr": 2, "config.opt.wd": 0.5, "config.opt.new": "[1]", "CFG.drop": 0.7},
             **{"args.steps": 6, "point.x": 3, "old.x": 9, "state": "{1: 3}"},
         }
-        assert "config['lr']: 2 from the kernel; cell [1] makes 1" in [n for _, n in taken.notes]
+        assert "config['lr']: 2 from the kernel; cell [1] sets 1" in [n for _, n in taken.notes]
         assert lines(taken)[-1].startswith("from the kernel as well: ")
 
     def test_two_kernel_objects_that_share_one_object_in_the_run(self) -> None:
@@ -211,11 +211,11 @@ class TestWhatIsTaken:
     def test_a_value_made_from_a_changed_one_is_taken_too(self) -> None:
         made = notebook("print(lr, opt)", "lr = 0.01", "opt = [lr]", "lr = 0.1")
         made.below = frozenset({"3"})
-        assert lines(made.start()[0]) == ["lr: 0.1 from the kernel; cell [1] makes 0.01"]
+        assert lines(made.start()[0]) == ["lr: 0.1 from the kernel; cell [1] sets 0.01"]
         made.run("2")  # in the kernel with 0.1, in the run with 0.01
         taken, namespace = made.start()
         assert namespace["opt"] == [0.1]
-        assert lines(taken)[1] == "opt: [0.1] from the kernel; cell [2] makes [0.01]"
+        assert lines(taken)[1] == "opt: [0.1] from the kernel; cell [2] sets [0.01]"
 
     def test_names_of_one_object_stay_names_of_one_object(self) -> None:
         made = notebook("xs, ys, zs, d, e", "xs = [1]; ys = xs; zs = []; d = {'a': 1}; e = d")
@@ -247,15 +247,13 @@ class TestWhatIsTaken:
                 '__import__("torch").set_default_dtype(__import__("torch").float64)',
             ]
             made.run_below("os.environ['SOME_TOKEN'] = 'hf'; del os.environ['SOME']")
-            assert made.taken().left == [
-                "os.environ['SOME'] (deleted in the kernel, made by cell [1])"
-            ]
+            assert made.taken().left == ["os.environ['SOME'] (deleted; cell [1] makes it)"]
         finally:
             torch.set_default_dtype(torch.float32)
             os.environ.pop("SOME_TOKEN", None)
 
 
-LEFT = "not in this run, unlike in the kernel: "
+LEFT = "changes in the kernel that this run does not have: "
 
 
 class TestWhatIsNotTaken:
@@ -296,15 +294,15 @@ class TestWhatIsNotTaken:
         taken, _ = made.start()
         assert taken.statements == []
         assert lines(taken) == [
-            f"{LEFT}x (changed by cell [2]), model (changed by cell [3]), "
-            "table (changed by cell [2]). To have it there, change it in a cell above, return it "
+            f"{LEFT}x (cell [2]), model (cell [3]), "
+            "table (cell [2]). To include one, make it in a cell above, return it "
             "from a run with --returns, or pass it to tpunb.launch"
         ]
 
     def test_what_was_made_from_other_values(self) -> None:
         made = notebook("model", "import torch\nwidth = 2", "model = torch.nn.Linear(width, 2)")
         made.run("1", "import torch\nwidth = 3")
-        assert made.taken().left == ["model (made by cell [2] with another width)"]
+        assert made.taken().left == ["model (cell [2] made it with another width)"]
         made.run("2")
         assert made.taken().left == []
         made.run("1", "import torch  # and nothing else\nwidth = 3")
@@ -323,7 +321,7 @@ class TestWhatIsNotTaken:
     def test_a_deleted_name_is_named(self) -> None:
         made = notebook("print(lr)", "lr = 1")
         made.run_below("del lr")
-        assert made.taken().left == ["lr (deleted in the kernel, made by cell [1])"]
+        assert made.taken().left == ["lr (deleted; cell [1] makes it)"]
 
     def test_cells_of_which_the_kernel_has_run_none(self) -> None:
         made = Notebook("print(lr, np, f)", {"1": "import numpy as np\nlr = 1\ndef f(): ..."})
@@ -339,7 +337,7 @@ def test_object_with_two_names_is_not_changed_under_one() -> None:
     made.run("2")  # in the kernel two objects again, in the run one
     taken, namespace = made.start()
     assert (namespace["a"], namespace["c"]) == ({"k": []}, {"k": 2})
-    assert taken.left == ["a['f'] (changed by cell [4])"]
+    assert taken.left == ["a['f'] (cell [4])"]
 
 
 class Hostile:

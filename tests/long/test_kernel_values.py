@@ -27,7 +27,7 @@ def test_kernel_values_changed_by_a_cell_below_reach_the_run(nb: Kernel, options
     assert "[0] 0.1 16 10.0 4.0" in ran.stdout
     assert "lr: 0.1 from the kernel; cell [" in ran.stdout
     assert "config['width']: 16 from the kernel; cell [" in ran.stdout
-    assert "not in this run, unlike in the kernel: x (changed by cell [" in ran.stdout
+    assert "changes in the kernel that this run does not have: x (cell [" in ran.stdout
     table = tpunb.runs(nb.folder / "runs")
     assert table.iloc[0]["params.lr"] == 0.1
     assert table.iloc[0]["params.config.width"] == 16

@@ -42,7 +42,7 @@ def test_sweep_killed_at_three_points_resumes_without_loss_or_repeats(tmp_path: 
     process = begin(tmp_path)
     said = process.communicate(timeout=400)[0]
     assert process.returncode == 0, said
-    assert "1 of 3 trials had already ended" in said
+    assert "3 trials: 1 complete, 2 waiting" in said
     assert "3 trials: 3 complete · best loss 0 in trial 1" in said
     ends = [line for line in lines(tmp_path) if line.startswith("end")]
     assert sorted(ends) == ["end 0.1", "end 0.2", "end 0.3"]

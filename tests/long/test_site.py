@@ -187,3 +187,14 @@ def test_site_reexecutes_notebooks_after_changes(
     assert not build.execute(two)
     assert "notebooks/two.ipynb failed" in capsys.readouterr().err
     assert not (tmp_path / "executed" / two).exists()
+
+
+def test_long_pages_are_folded(site: Path) -> None:
+    """The home page's last sections; of functions and classes all but the first paragraph."""
+    home = (site / "README.html").read_text()
+    api = (site / "docs/reference/tpunb.html").read_text()
+    assert home.count('<details class="more">') == home.count("</details>") == 3
+    assert api.count('<details class="more">') == api.count("</details>") >= 15
+    _, folded = api.split('id="tpunb.log"')[1].split('<details class="more">', 1)
+    assert "Record metrics" not in folded.split("</details>")[0]
+    assert "reserved name" in folded.split("</details>")[0]

@@ -33,7 +33,7 @@ def test_collective_stats_in_result_log_and_card(driver: Driver) -> None:
     assert "each rank: 6 collectives, 1.6 kB (4 all_reduce sum, " in str(result)
     assert "rehearsal on CPU" in str(result)
     log = (result.dir / "run.log").read_text().splitlines()
-    assert log[0] == "[tpunb] rehearsal on CPU: no TPU takes part in this run"
+    assert log[0] == "[tpunb] rehearsal on CPU: this run uses no TPU"
     status = Status(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
     status.end(result)
     assert "rehearsal on CPU" in status.text()

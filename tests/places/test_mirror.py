@@ -14,7 +14,7 @@ import pytest
 from tests.drivers.kernel import until
 from tpunb.places import mirror
 from tpunb.places.config import PlaceConfig, SshSettings
-from tpunb.places.errors import HostsError
+from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts_run import HostsRun
 from tpunb.places.mirror import Mirror, MirrorProcess, wait_until_taken
 from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
@@ -131,15 +131,20 @@ def test_mirror_start_phase_lists_missing_hosts(run: RunDir) -> None:
 def test_a_run_is_taken_once_every_host_has_answered(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not wait_until_taken(run, lambda: True)
-    monkeypatch.setattr(mirror, "TAKEN", 0.0)
-    assert not wait_until_taken(run, lambda: False)  # a tool that says nothing, or anything
+    said = "place pod has not confirmed that it has the run: `tpunb attach"
+    with pytest.raises(PlaceError, match=said):
+        wait_until_taken(run, lambda: True)
+    monkeypatch.setattr(mirror, "TAKEN", 0.0)  # the tool prints nothing, or anything
+    with pytest.raises(PlaceError, match=said):
+        wait_until_taken(run, lambda: False)
     monkeypatch.undo()
     followed(run, ScriptedPlace(run, [Said(1, hello(1)), Said(0, End(1)), Said(1, End(1))]))
-    assert not wait_until_taken(run, lambda: False)  # it has failed before
+    wait_until_taken(run, lambda: False)  # it has failed before
+    assert not run.taken.exists()
     run.result.unlink()
     followed(run, ScriptedPlace(run, [Said(1, hello(1)), Said(0, hello(0)), Said(0, End(0))]))
-    assert wait_until_taken(run, lambda: False)
+    run.result.unlink()
+    wait_until_taken(run, lambda: False)
 
 
 def test_returns_are_fetched_from_host_0(run: RunDir) -> None:

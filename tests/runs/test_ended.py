@@ -69,7 +69,9 @@ def test_ended_run_handle_has_the_attributes_of_a_background_run(run: RunDir) ->
 
 
 def test_ended_run_folder_that_was_removed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TpunbError, match=r"the values of run gone are not in .*: run its cell"):
+    with pytest.raises(
+        TpunbError, match=r"the values of run gone are no longer in .*: run its cell"
+    ):
         read_run(str(tmp_path / "gone"))
 
 

@@ -9,7 +9,7 @@ from tpunb.runs.heartbeat import Heartbeat, HeartbeatWriter, read_heartbeat
 
 
 def test_heartbeat_counters_are_readable_at_once(tmp_path: Path) -> None:
-    counts = [(3, 2, 1, 500, 4), (5, 2, 2, 900, 6)]
+    counts = [(3, 2, 1, 500, 4, 7), (5, 2, 2, 900, 6, 9)]
     path = tmp_path / "pulse"
     assert read_heartbeat(path) is None
     writer = HeartbeatWriter(path, lambda: counts.pop(0))
@@ -21,15 +21,15 @@ def test_heartbeat_counters_are_readable_at_once(tmp_path: Path) -> None:
     assert waits.waiting
     writer.flush()
     compiles = read_heartbeat(path)
-    assert compiles == Heartbeat(1, 1, 1, 3, 2, 1, 500, activity=4)
+    assert compiles == Heartbeat(1, 1, 1, 3, 2, 1, 500, activity=4, tensors=7)
     assert compiles.compiling
     assert not compiles.waiting
     writer.flush()
-    assert read_heartbeat(path) == Heartbeat(1, 1, 1, 5, 2, 2, 900, activity=6)
+    assert read_heartbeat(path) == Heartbeat(1, 1, 1, 5, 2, 2, 900, activity=6, tensors=9)
 
 
 def test_counters_that_begin_anew_are_added(tmp_path: Path) -> None:
-    counts = [(3, 1, 1, 10, 0), (1, 1, 1, 10, 0)]  # torch_xla's, cleared between
+    counts = [(3, 1, 1, 10, 0, 0), (1, 1, 1, 10, 0, 0)]  # torch_xla's, cleared between
     writer = HeartbeatWriter(tmp_path / "pulse", lambda: counts.pop(0))
     writer.flush()
     writer.flush()
@@ -39,7 +39,7 @@ def test_counters_that_begin_anew_are_added(tmp_path: Path) -> None:
 
 
 def test_heartbeat_counts_a_failed_write_as_ended(tmp_path: Path) -> None:
-    writer = HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
+    writer = HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0, 0))
     during: list[Heartbeat | None] = []
 
     def write() -> None:
@@ -58,7 +58,7 @@ def test_heartbeat_counts_a_failed_write_as_ended(tmp_path: Path) -> None:
 
 def test_heartbeat_file_reserves_its_disk_block(tmp_path: Path) -> None:
     """Otherwise the first write to the memory would end the rank (SIGBUS)."""
-    HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0))
+    HeartbeatWriter(tmp_path / "pulse", lambda: (0, 0, 0, 0, 0, 0))
     assert (tmp_path / "pulse").stat().st_blocks > 0
 
 

@@ -7,6 +7,8 @@ import grp
 import os
 import pickle
 import pwd
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +27,8 @@ from tpunb.utils import files, owners
 from tpunb.utils.owners import _Store as Store
 
 NOBODY = 65534
+STRANGER = 4_242_424
+"""A user without a name here."""
 OTHERS = next((group.gr_gid for group in grp.getgrall() if group.gr_name == "users"), NOBODY)
 """A group that is not this user's alone."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -272,6 +276,41 @@ def test_root_may_use_the_folder_of_the_user_who_became_root(
     os.chown(tmp_path, NOBODY, NOBODY)
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     assert directory.create_run(tmp_path, "x").path.is_dir()
+
+
+@pytest.mark.usefixtures("starts_processes")
+@as_root
+@pytest.mark.parametrize(
+    ("namespace", "owner", "mounted", "used"),
+    [
+        (["--pid"], STRANGER, True, True),
+        ([], STRANGER, True, False),  # a user of this machine, or of a server's disk
+        (["--pid"], NOBODY, True, False),  # another account of the container
+        (["--pid"], STRANGER, False, False),  # a part of what several users share
+    ],
+)
+def test_root_in_a_container_may_use_the_folder_that_the_host_has_mounted(
+    tmp_path: Path, namespace: list[str], owner: int, mounted: bool, used: bool
+) -> None:
+    made = f"chown {owner}:{owner} . && mkdir -m 775 runs && chown {owner}:{owner} runs"
+    code = (
+        "from pathlib import Path; from tpunb.runs import directory, ownership\n"
+        "run = directory.create_run(Path('runs'), 'x')\n"
+        f"import os; os.chown(run.path, {owner}, {owner}); print(ownership.why_refused(run.path))"
+    )
+    mount = "mount -t tmpfs none . && cd $PWD && " if mounted else ""
+    script = f'{mount}{made} && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", *namespace, "--fork", "sh", "-ec", script, sys.executable, code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare failed" in done.stderr:
+        pytest.skip("this machine allows no namespaces")
+    assert done.stdout == "None\n" * used, done.stderr
+    assert ("another user's" in done.stderr) is not used
 
 
 @pytest.mark.usefixtures("starts_processes")

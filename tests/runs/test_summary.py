@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import Driver
 from tpunb.runs import chips, summary, trace
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
@@ -174,3 +175,24 @@ def test_a_profile_without_a_trace_is_noted(run: RunDir) -> None:
     made = summed(run, state=RunState.SUCCEEDED)
     assert made.trace.endswith(f"xprof --logdir {run.profile}")
     assert not made.advice
+
+
+CPU_STEP = "torch.ones(2, requires_grad=True).sum().backward()"
+XLA_STEP = "torch.ones(2, requires_grad=True, device='xla').sum().backward()"
+
+
+@pytest.mark.parametrize(
+    ("train", "noted"),
+    [
+        (CPU_STEP, True),
+        (f"{CPU_STEP}\ntorch_xla.sync()", True),
+        (f"{XLA_STEP}\ntorch_xla.sync()", False),
+        (f"{CPU_STEP}\n{XLA_STEP}\ntorch_xla.sync()", False),
+        (f"{XLA_STEP}\nraise SystemExit(1)", False),  # before anything is computed on the device
+        ("torch.ones(2).sum().item()", False),  # data, or an evaluation
+    ],
+)
+def test_a_training_that_does_not_use_the_device(driver: Driver, train: str, noted: bool) -> None:
+    seen = driver.run(["import torch, torch_xla"], train)
+    notes = [one.message for one in seen.result.summary.advice]
+    assert notes == ["no rank used the device: each trained on the CPU"] * noted, seen.log

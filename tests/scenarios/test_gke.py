@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -159,3 +160,26 @@ def test_train_cell_on_gke_asks_about_cost_and_is_interrupted(project: Project) 
         nb.wait(ran)
         assert project.result().state is RunState.INTERRUPTED
         project.await_nothing_left()
+
+
+def test_detached_run_that_kubectl_does_not_create_is_an_error(project: Project) -> None:
+    """In a cell and in a terminal, also if kubectl reports no error and prints anything."""
+    path = project.variables["PATH"]
+    script = f"""#!/bin/sh
+for word in "$@"; do [ "$word" = create ] && echo "<html>" && exit; done
+exec {shutil.which("kubectl", path=path)} "$@"
+"""
+    kubectl = project.folder / "bin/kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text(script)
+    kubectl.chmod(0o755)
+    project.variables["PATH"] = f"{kubectl.parent}{os.pathsep}{path}"
+    with kernel(project.folder, "nb.ipynb", **project.variables) as nb:
+        nb.run("%load_ext tpunb", "load").good()
+        shown = nb.run("%%tpu_train --on gke --detach\nprint(1)", "train").screen()
+    process = project.start("print(1)", "", "--detach")
+    printed = process.communicate(timeout=100)[0]
+    assert process.returncode == 1
+    for text in (shown, printed):
+        assert "does not exist, although `kubectl create` has reported no error" in text
+        assert "continues" not in text

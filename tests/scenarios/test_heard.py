@@ -146,7 +146,7 @@ def test_panel_click_is_handled_while_the_cell_runs_in_cell_order(
         watch = nb.send(WATCH.format(folder=str(run.path), end=end), "watch")
         below = [nb.send(f"print('cell {n}')", f"below-{n}") for n in (1, 2)]
         page.panel()
-        page.shows("will be drawn here")
+        page.shows("nothing is logged yet")
         page.say(page.comm("TabModel"), selected_index=1)
         page.shows("[0] a\n[1] b</pre>")
         click = page.say(page.ranks(), index=2)

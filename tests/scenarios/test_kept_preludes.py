@@ -75,7 +75,7 @@ def test_kept_prelude_is_reused_while_no_cell_has_changed(notebook: Notebook) ->
     assert "kept for the next run: all 4 cells (" in notes(first)
     again, executed = notebook.run()
     assert executed == []
-    assert notes(again) == "prelude: all 4 cells kept from the run before"
+    assert notes(again) == "prelude: all 4 cells reused from the previous run"
     assert sorted(again.log) == sorted(first.log)
     _, executed = notebook.run("print('another train cell')")
     assert executed == []

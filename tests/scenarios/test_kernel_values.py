@@ -67,7 +67,7 @@ def test_kernel_value_of_a_skipped_cell_is_used(nb: Kernel) -> None:
     nb.run("# tpu: skip\nsteps = 7", "below").good()
     ran = train(nb, "print('steps', steps)").good()
     assert "steps 7" in ran.stdout
-    assert "steps: 7 from the kernel; no cell of this run makes it" in ran.stdout
+    assert "steps: 7 from the kernel; no cell in this run defines it" in ran.stdout
     refused = train(nb, "print('steps', steps)", "--replay")
     assert "`steps` is defined only in cell [" in refused.traceback
 

@@ -763,7 +763,7 @@ class TestOthersAsk:
         assert process.returncode == 0
         name = seen.result.dir.name
         assert said[0] == (
-            f"stopping run {name}: its ranks have 15 s to save; stop it again to hurry"
+            f"stopping run {name}: its ranks have 15 s to save; stop again to skip this"
         )
         assert said[1].startswith(
             f"run {name} has ended: interrupted (stopped with tpunb stop), at 2"

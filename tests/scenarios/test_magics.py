@@ -355,12 +355,22 @@ class TestThatGoesWrong:
         missing = "rank 0 has no variable 'wieghts' after the train cell; did you mean weights?"
         assert f"wieghts was not returned: {missing}" in ran.status
 
+    def test_a_name_that_only_the_ranks_have(self, nb: Kernel) -> None:
+        train(nb, "w = rank_only = 3", "--returns w").good()
+        hint = r"`rank_only` was assigned in .* cell \[\d+\]: `--returns rank_only` brings it"
+        assert re.search(f"^{hint}$", nb.run("print(w, rank_only)", "read").stdout, re.MULTILINE)
+        ran = train(nb, "w = rank_only = 4", "--returns w").good()
+        assert re.search(rf"{hint} \(cell .+ reads it\)", ran.screen())
+        nb.run("print(w)", "read").good()
+
     def test_empty_train_cell(self, nb: Kernel) -> None:
         ran = nb.run("%%tpu_train", "train")
         assert ran.reply is not None
         assert ran.reply["status"] == "error"
-        assert "UsageError: %%tpu_train is a cell magic, but the cell body is empty" in ran.stderr
-        assert "line magic %tpu_train" in ran.stderr  # which there is, for --help
+        assert "UsageError: %%tpu_train: there is no code below the cell's first line" in ran.stderr
+        assert nb.run("%%tpu_train --help", "train").good().stdout.startswith("usage: %%tpu_train")
+        nb.client.is_complete("%%tpu_train --cores 2\n")  # as a terminal asks before it runs a cell
+        assert nb.client.get_shell_msg(timeout=30)["content"]["status"] == "incomplete"
         assert "succeeded" in train(nb, "\n# nothing\n").good().status
 
     @pytest.mark.parametrize("magic", ["tpu_train", "tpu_debug"])
@@ -713,7 +723,7 @@ class TestSetup:
         assert re.match(r"python 3\.\d+\.\d+ · torch 2\S+ · torch_xla 2\S+ · ", rows["versions"])
         assert re.match(r".+ free; 3 ranks need about 750 MiB", rows["memory"])
         assert f"free in {nb.folder}/runs" in rows["disk"]
-        assert rows["kernel"] == "uses XLA on CPU, so runs can take the TPU"
+        assert rows["kernel"] == "uses XLA on CPU"
         assert rows["torch_xla"] == "preloaded"
         [bundle] = ran.cards()
         assert "<b>Ready: 3 rehearsal cores" in bundle["text/html"]

@@ -122,7 +122,7 @@ def test_a_train_cell_runs_on_every_host(nb: Kernel) -> None:
     run = RunDir(result.dir)
     for rank in range(4):
         assert f"rank {rank}" in (run.attempt(0, rank) / "stdout.log").read_text()
-    assert run.log.read_text().count("rehearsal on CPU: no TPU takes part in this run") == 1
+    assert run.log.read_text().count("rehearsal on CPU: this run uses no TPU") == 1
     lines = [line for line in run.log.read_text().splitlines() if "[tpunb]" not in line]
     assert sorted(lines) == sorted(
         line for rank in range(4) for line in (f"[{rank}] same", f"[{rank}] rank {rank}")

@@ -31,5 +31,7 @@ def test_an_old_name_is_converted_with_a_visible_warning_at_the_callers_line() -
 
 
 def test_both_names_are_refused() -> None:
-    with pytest.raises(TypeError, match="example: rest is now remainder: give one of them"):
+    with pytest.raises(
+        TypeError, match="example: rest was renamed to remainder: give only one of them"
+    ):
         example(rest="drop", remainder="pad")  # type: ignore[call-arg]

@@ -28,6 +28,7 @@ from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils import files
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from tpunb.places.mirror import MirrorProcess
@@ -172,6 +173,27 @@ class Attached:
         if result is None:
             raise TpunbError(state.lost_message(self.dir))
         return explained(result)
+
+
+def require_taken(
+    run: Run | Attached, interrupts: Interrupts, reason: str, origin: StopOrigin
+) -> None:
+    """Wait until the place of a detached run has confirmed that it has the run.
+
+    An interrupt stops the run, for `reason`. Raises PlaceError if the place has confirmed nothing,
+    RunError if the run has already failed. A run on this machine needs no confirmation.
+    """
+    if not run.spec.place:
+        return
+    from tpunb.places.mirror import wait_until_taken
+
+    try:
+        wait_until_taken(run.dir, lambda: interrupts.count > 0)
+    finally:
+        if interrupts.count:
+            run.stop(StopCause.USER, reason, origin=origin)
+    if (result := state.read_result(run.dir)) is not None:
+        explained(result).raise_for_failure()
 
 
 def explained(result: RunResult) -> RunResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -34,6 +35,7 @@ from tpunb.sweeps.study import Study
 from tpunb.utils import terminal
 
 _Options = TypeVar("_Options")
+_ALONE = re.compile(r"%%tpu_(train|debug)\b(?!\?)")
 
 
 def _line(
@@ -58,8 +60,7 @@ def _cell(
 ) -> Callable[[Callable[[TpuMagics, _Options, str], Any]], Callable[..., Any]]:
     """Make a method with parsed options and the cell's body a cell magic.
 
-    IPython refuses a cell magic without a body, even `%%tpu_train --help`, and suggests the
-    line magic of that name: it exists for --help.
+    The line magic of that name exists for --help.
     """
 
     def decorate(method: Callable[[TpuMagics, _Options, str], Any]) -> Callable[..., Any]:
@@ -74,6 +75,8 @@ def _cell(
                 raise UsageError(
                     f"%{name}: write %%{name} (with two %) as the cell's first line, code below it"
                 )
+            if not cell.strip():
+                raise UsageError(f"%%{name}: there is no code below the cell's first line")
             return method(self, parsed, cell)
 
         return _documented(line_cell_magic, magic, name, parser)
@@ -172,6 +175,18 @@ def _refuse_below_the_first_line(magic: str) -> NoReturn:
     )
 
 
+def _with_body(lines: list[str]) -> list[str]:
+    """Give a cell of one line a body, without which IPython refuses even `%%tpu_train --help`."""
+    code = [line for line in lines if line.strip()]
+    if len(code) == 1 and _ALONE.match(code[0]):
+        return [f"{code[0].rstrip()}\n", "\n"]
+    return lines
+
+
+# IPython then leaves it out where a terminal asks whether more lines are to come.
+_with_body.has_side_effects = True  # type: ignore[attr-defined]
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext tpunb.kernel.magics`. Loading it again changes nothing."""
     if _loaded(shell) is None:
@@ -179,6 +194,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         shell.register_magics(magics)
         completion.register_completers(shell, lambda: magics.session.defaults.runs)
         formatters.register_formatters(shell)
+        shell.input_transformers_cleanup.insert(0, _with_body)
 
 
 def load_session(shell: InteractiveShell) -> Session:
@@ -195,6 +211,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     if magics is not None:
         magics.session.close()
         formatters.unregister_formatters(shell)
+        shell.input_transformers_cleanup.remove(_with_body)
         completion.unregister_completers(shell)
         for kind in ("line", "cell"):
             table = shell.magics_manager.magics[kind]

@@ -113,7 +113,7 @@ def _profile(text: str) -> Profile:
 
 def run_argument(default: str) -> Any:
     """Return the argument RUN."""
-    return argument("RUN", help=f"run id, or any part of it (default: {default})")
+    return argument("RUN", help=f"run id, or a part of it (default: {default})")
 
 
 def _cores_option(help: str) -> Any:
@@ -515,8 +515,8 @@ class MagicParser(OptionParser, Generic[_Options]):
         try:
             return build_options(self.options, self.parse_args(join_lists(words, _LISTS)))
         except UsageError as error:
-            magic = self.prog.replace("%%", "%")
-            raise UsageError(f"{self.prog}: {error} ({magic} --help lists the options)") from None
+            help_line = f"{self.prog} --help lists the options"
+            raise UsageError(f"{self.prog}: {error} ({help_line})") from None
 
 
 SETUP = MagicParser(

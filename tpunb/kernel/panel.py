@@ -342,6 +342,8 @@ class _Widgets:
         of_log = [*[self._rank] * (spec.world_size > 1), self._search, self._level]
         of_chart = [self._metric, self._log_scale, self._zoom]
         rows = [w.HBox(of, layout=w.Layout(flex_flow="row wrap")) for of in (of_log, of_chart)]
+        self._of_chart = rows[1]
+        self._of_chart.layout.display = "none"  # until there is a metric
         log = w.VBox([rows[0], self._log] if controls else [self._log])
         drawn = w.VBox([rows[1], self._chart] if controls else [self._chart])
         self._tabs = w.Tab([drawn, log], layout=w.Layout(max_width="876px"))
@@ -427,9 +429,12 @@ class _Widgets:
             chosen = self._metric.value
             self._metric.options = series.names
             self._metric.value = chosen if chosen in series.names else series.names[0]
+            self._of_chart.layout.display = ""
         name = self._metric.value
         if name is None:
-            self._chart.value = "<i>metrics of tpunb.log(step=…, loss=…) will be drawn here</i>"
+            self._chart.value = (
+                "<i>nothing is logged yet: tpunb.log(step=…, loss=…) draws it here</i>"
+            )
             return
         drawn = series.values(name)
         first, last = (round(share / 100 * len(drawn)) for share in self._zoom.value)

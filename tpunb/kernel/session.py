@@ -27,7 +27,7 @@ from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, checks, cost, device, panel, rank_names, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.changes import Changes
-from tpunb.kernel.launcher import Attached, Launcher, Run
+from tpunb.kernel.launcher import Attached, Launcher, Run, require_taken
 from tpunb.kernel.options import (
     AttachOptions,
     LaunchOptions,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from tpunb.notebook.models import Snapshot
     from tpunb.places.target import Target
 
+_INTERRUPTED = "interrupted in the notebook"
 LAST_UPLOAD = 600.0
 """Seconds that a cell waits for its run's upload if the machine may end together with the cell."""
 
@@ -299,6 +300,7 @@ class Session:
                 )
             )
             if options.detach:
+                require_taken(run, interrupts, _INTERRUPTED, StopOrigin.NOTEBOOK)
                 self.leave(run)
                 return None
             if isinstance(run, Run) and options.background:
@@ -560,12 +562,7 @@ class Session:
                     view.leave("still running; this cell stopped following it")
                     self.leave(run)
                     return None
-                run.stop(
-                    StopCause.USER,
-                    "interrupted in the notebook",
-                    origin=StopOrigin.NOTEBOOK,
-                    now=hurry,
-                )
+                run.stop(StopCause.USER, _INTERRUPTED, origin=StopOrigin.NOTEBOOK, now=hurry)
         missing: Iterable[str] = ()
         if request.call is None:
             brought = _brought(request.options)

@@ -40,10 +40,10 @@ def show_report(
         values = {**report.to_json(), "runs": report.room.runs, "kernel_device": kernel}
         print(dumps(values, indent=1))
         return
-    leaves = ", so runs can take the TPU" if kernel == "CPU" else ""
+    leaves = kernel == "CPU" and report.machine.device == "TPU"
 
     def bundle(preload: str) -> dict[str, str]:
-        rows = [("kernel", f"uses XLA on {kernel}{leaves}")]
+        rows = [("kernel", f"uses XLA on {kernel}" + ", so runs can take the TPU" * leaves)]
         rows += [("torch_xla", preload)] if preload else []
         return {"text/html": report_card(report, rows), "text/plain": report_text(report, rows)}
 

@@ -17,7 +17,7 @@ from IPython.utils.text import DollarFormatter
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
 from tpunb.kernel import checks, cost, pipeline
-from tpunb.kernel.launcher import Attached, Launcher, Run, explained
+from tpunb.kernel.launcher import Attached, Launcher, Run, require_taken
 from tpunb.kernel.options import TRAIN, TrainOptions
 from tpunb.machine import machine
 from tpunb.notebook.convert import earlier_values, redaction
@@ -36,6 +36,8 @@ from tpunb.runs.spec import RunState, StopCause, StopOrigin
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.text import parse_ranks
+
+_INTERRUPTED = "interrupted in the terminal"
 
 
 def submit(
@@ -68,21 +70,21 @@ def submit(
     cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
     # A KeyboardInterrupt here would remove the folder of a run that has already begun.
-    with counted_interrupts() as pressed, directory.new_run(runs, request.name) as folder:
-        run = launcher.start_at(
-            target,
-            folder,
-            request.spec(folder.id),
-            request.notebook.script,
-            redaction.redacted_snapshot(snapshot),
-            request.remote_env(folder.id),
-            detached=detach,
-        )
-        taken = not detach or mirror.wait_until_taken(folder, lambda: pressed.count > 0)
-    if pressed.count:
-        state.request_stop(folder, "interrupted in the terminal", origin=StopOrigin.COMMAND)
-    if detach and not taken:
-        return _not_taken(run)
+    with counted_interrupts() as pressed:
+        with directory.new_run(runs, request.name) as folder:
+            run = launcher.start_at(
+                target,
+                folder,
+                request.spec(folder.id),
+                request.notebook.script,
+                redaction.redacted_snapshot(snapshot),
+                request.remote_env(folder.id),
+                detached=detach,
+            )
+        if detach:
+            require_taken(run, pressed, _INTERRUPTED, StopOrigin.COMMAND)
+        elif pressed.count:
+            state.request_stop(folder, _INTERRUPTED, origin=StopOrigin.COMMAND)
     if detach:
         if cannot := kinds.reason_not_stoppable(folder):
             print(cannot)
@@ -96,15 +98,6 @@ def submit(
     if result is None:
         return _left(folder)
     return _status(result)
-
-
-def _not_taken(run: Run | Attached) -> int:
-    """Say what has become of a detached run that its place has not confirmed to have."""
-    result = state.read_result(run.dir)
-    if result is not None:
-        return _status(explained(result))
-    print(mirror.not_confirmed(run.dir, run.spec), file=sys.stderr)
-    return 1
 
 
 def _ask(prompt: str) -> str:
@@ -203,8 +196,7 @@ def follow(
                 if not stops or (hurry and isinstance(run, Attached)):
                     view.leave("still running")
                     return None
-                reason, origin = "interrupted in the terminal", StopOrigin.COMMAND
-                run.stop(StopCause.USER, reason, origin=origin, now=hurry)
+                run.stop(StopCause.USER, _INTERRUPTED, origin=StopOrigin.COMMAND, now=hurry)
         result = run.result()
         view.finish(result)
         return result

@@ -57,9 +57,9 @@ class Taken:
             yield f"from the kernel as well: {_listed(more)}"
         if self.left:
             yield (
-                f"not in this run, unlike in the kernel: {_listed(self.left)}. To have it there, "
-                "change it in a cell above, return it from a run with --returns, or pass it to "
-                "tpunb.launch"
+                f"changes in the kernel that this run does not have: {_listed(self.left)}. To "
+                "include one, make it in a cell above, return it from a run with --returns, or pass "
+                "it to tpunb.launch"
             )
         for file in self.files:
             yield (
@@ -105,8 +105,9 @@ def take(
 
 def _deleted(change: Change) -> str:
     made = None if change.run is None else change.run.cell
-    where = "" if made is None else f", made by cell [{made}]"
-    return f"{change.name} (deleted in the kernel{where})"
+    return (
+        f"{change.name} (deleted; cell [{made}] makes it)" if made else f"{change.name} (deleted)"
+    )
 
 
 def _is_mutable(value: object) -> bool:
@@ -207,13 +208,13 @@ def _note(change: Change, difference: Difference) -> str:
     assert difference.kernel.taken is not None
     line = f"{change.name}{difference.path}: {shown(difference.kernel.taken)} from the kernel"
     if change.run is None:
-        return f"{line}; no cell of this run makes it"
+        return f"{line}; no cell in this run defines it"
     if change.run.cell is None:
         return line
     if difference.here is not None and difference.here.taken is not None:
-        return f"{line}; cell [{change.run.cell}] makes {shown(difference.here.taken)}"
+        return f"{line}; cell [{change.run.cell}] sets {shown(difference.here.taken)}"
     other = "another value" if not change.run.parts or difference.here else "no such value"
-    return f"{line}; cell [{change.run.cell}] makes {other}"
+    return f"{line}; cell [{change.run.cell}] sets {other}"
 
 
 def _left(change: Change, path: str, part: Part) -> str:
@@ -224,11 +225,11 @@ def _left(change: Change, path: str, part: Part) -> str:
     if change.run is not None and change.run.because:
         others = ", ".join(change.run.because[:3])
         if others == change.name:
-            return f"{name} (changed by cell [{change.kernel.cell}], from another value)"
-        return f"{name} (made by cell [{change.kernel.cell}] with another {others})"
+            return f"{name} (cell [{change.kernel.cell}] changed another value)"
+        return f"{name} (cell [{change.kernel.cell}] made it with another {others})"
     if change.kernel.cell is not None:
-        return f"{name} (changed by cell [{change.kernel.cell}])"
-    return f"{name} (changed since cell [{change.run.cell}])" if change.run else name
+        return f"{name} (cell [{change.kernel.cell}])"
+    return f"{name} (since cell [{change.run.cell}])" if change.run else name
 
 
 def _dotted(name: str, path: str) -> str:

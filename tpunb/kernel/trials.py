@@ -32,6 +32,7 @@ from tpunb.machine import environment, machine
 from tpunb.notebook.trial_cells import note_kept
 from tpunb.runs import state, tensorboard
 from tpunb.runs.directory import RunDir
+from tpunb.runs.ownership import HeldFolder
 from tpunb.utils import env_vars, processes
 from tpunb.utils.errors import TpunbError
 
@@ -148,16 +149,20 @@ def _become_papermill(
             env_vars.TRIALS: str(order["trials"]),
             env_vars.LENT: str(lent.folder),
         }
+        notebook, output = Path(order["notebook"]), Path(order["output"])
         try:
+            # papermill opens both by their names, the output after each cell.
+            sweep, executed = HeldFolder(notebook.parent), HeldFolder(output.parent)
+            output = executed.path_of(output.name)
             with papermill.environment(variables):
                 failure = papermill.execute(
-                    Path(order["notebook"]),
-                    Path(order["output"]),
+                    sweep.path_of(notebook.name),
+                    output,
                     order["parameters"],
                     kernel_manager_class=_kernel_manager(worker, pid),
                 )
             with suppress(OSError):
-                note_kept(Path(order["output"]))
+                note_kept(output)
             error = "" if failure is None else failure.headline
         except TpunbError as refused:
             error = str(refused).partition("\n")[0]

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.places.errors import HostsError, list_hosts
+from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
 from tpunb.places.place import Cancelled, ConnectionLost, Place, Restarted, Said
@@ -161,25 +161,20 @@ def ensure(*runs: RunDir) -> None:
         time.sleep(0.05)
 
 
-def wait_until_taken(run: RunDir, given_up: Callable[[], bool]) -> bool:
-    """Wait until a place has confirmed that it has a new run; False if it has not.
+def wait_until_taken(run: RunDir, given_up: Callable[[], bool]) -> None:
+    """Wait until a place has confirmed that it has a new run, or the run has ended.
 
-    False too if the run has ended before, and once `given_up` returns True.
+    Raises PlaceError if neither has happened in time, or when `given_up` returns True.
     """
     deadline = time.monotonic() + TAKEN
-    while not run.taken.exists():
-        if state.read_result(run) is not None or given_up() or time.monotonic() > deadline:
-            return run.taken.exists()
+    while not run.taken.exists() and state.read_result(run) is None:
+        if given_up() or time.monotonic() > deadline:
+            raise PlaceError(
+                f"run {run.id} was sent, but place {run.read_spec().place} has not confirmed that "
+                f"it has the run: `tpunb attach {run.id}` follows it, `tpunb stop {run.id}` stops "
+                "it"
+            )
         time.sleep(0.05)
-    return True
-
-
-def not_confirmed(run: RunDir, spec: RunSpec) -> str:
-    """Describe a detached run that its place has not confirmed to have."""
-    return (
-        f"run {run.id} was sent, but place {spec.place} has not confirmed that it has it: "
-        f"`tpunb attach {run.id}` shows what becomes of it, `tpunb stop {run.id}` stops it"
-    )
 
 
 _SYNCED = "synced"

@@ -31,7 +31,7 @@ def read_run(folder: str, *names: str) -> RunResult:
     result = state.read_result(run)
     if result is None:
         raise TpunbError(
-            f"the values of run {run.id} are not in {run.path.parent} any more: run its cell again"
+            f"the values of run {run.id} are no longer in {run.path.parent}: run its cell again"
         )
     whole = returns.collect_returns(result, state.read_spec(run))
     if failed := [name for name in names if name not in whole.returns]:

@@ -23,15 +23,17 @@ _T = TypeVar("_T")
 
 INTERVAL = 0.5
 """Seconds between two reads of torch_xla's counters (80 µs each, measured)."""
-_FORMAT = struct.Struct("<11Q")
+_FORMAT = struct.Struct("<13Q")
 SIZE = _FORMAT.size
 _ACTIVITY = struct.Struct("<Q"), 9 * 8
 _INPUT = struct.Struct("<Q"), 10 * 8
+_BACKWARD = struct.Struct("<Q"), 11 * 8
 _OLDEST = 7 * 8
 """Bytes of the heartbeats of earlier versions, which had only the first counts."""
 
-Counts = tuple[int, int, int, int, int]
-"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed."""
+Counts = tuple[int, int, int, int, int, int]
+"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed, tensors
+created on the device."""
 
 
 @dataclass
@@ -55,6 +57,10 @@ class Heartbeat:
     """Other activity: batches of `tpunb.track`, calls of `tpunb.log`, executed programs."""
     input_nanoseconds: int = 0
     """Time that the loop waited for batches of a DataLoader or MpDeviceLoader."""
+    backward: int = 0
+    """1 once a backward pass has begun, on any device."""
+    tensors: int = 0
+    """Tensors created on the device."""
 
     @property
     def compiling(self) -> bool:
@@ -97,7 +103,7 @@ class HeartbeatWriter:
         self._watching = False
         self._reading = False
         self._counting = threading.Lock()
-        self._last: Counts = (0, 0, 0, 0, 0)
+        self._last: Counts = (0, 0, 0, 0, 0, 0)
         with open(path, "wb+") as file:
             # Zeros are written, instead of only setting the length: if the file had no block on a
             # full disk, the first write to the memory would end the process (SIGBUS).
@@ -132,6 +138,13 @@ class HeartbeatWriter:
         finally:
             self._heartbeat.writes_ended += 1
             self._write()
+
+    def note_backward(self) -> None:
+        """Note that a backward pass begins."""
+        if os.getpid() == self._pid:
+            self._heartbeat.backward = 1
+            form, offset = _BACKWARD
+            form.pack_into(self._memory, offset, 1)
 
     def note_activity(self) -> None:
         """Count an activity. Takes less than 1 µs, because it is called for every batch."""
@@ -187,6 +200,7 @@ class HeartbeatWriter:
             self._heartbeat.compilations_ended += new[2]
             self._heartbeat.compile_nanoseconds += new[3]
             self._heartbeat.activity += new[4]
+            self._heartbeat.tensors += new[5]
             self._write()
 
     def flush(self) -> None:
@@ -232,6 +246,12 @@ def note_activity() -> None:
     """Note that this rank is active, although it may print nothing."""
     if _writer is not None:
         _writer.note_activity()
+
+
+def note_backward() -> None:
+    """Note that this rank has begun its first backward pass."""
+    if _writer is not None:
+        _writer.note_backward()
 
 
 def timed_read(read: Callable[[], _T]) -> _T:

@@ -11,7 +11,8 @@ can put forged folders into it. There are two rules:
 
 Folders above are not judged, because many are shared for good reasons. Whoever can replace a folder
 from there can only lay a folder of his own, which the first rule refuses. A run's folder is held
-open from its beginning (`HeldFolder`), so one that is laid in its place later is noticed.
+open from its beginning (`HeldFolder`), so one that is laid in its place later is noticed; so are
+the folders of a sweep during a trial.
 """
 
 from __future__ import annotations
@@ -126,6 +127,10 @@ class HeldFolder:
             return _open_own(name, here)
         finally:
             os.close(here)
+
+    def path_of(self, name: str) -> Path:
+        """Return a path for this process that leads into this folder, whatever is in its place."""
+        return Path(f"/proc/self/fd/{self._fd}/{name}")
 
     def is_replaced(self) -> bool:
         """True if its path now names another folder or a link, or nothing."""

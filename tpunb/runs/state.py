@@ -129,11 +129,13 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
         yield f"run {run.id} is already being stopped: the rest of its grace period is skipped"
     else:
         grace = read_spec(run).grace
-        yield f"stopping run {run.id}: its ranks have {grace:g} s to save; stop it again to hurry"
+        yield f"stopping run {run.id}: its ranks have {grace:g} s to save; stop again to skip this"
     try:
         wait_for_end(run)
     except KeyboardInterrupt:
-        raise TpunbError(f"run {run.id} is still being stopped; stop it again to hurry") from None
+        raise TpunbError(
+            f"run {run.id} is still stopping; stop again to skip the time to save"
+        ) from None
     yield describe_end(run)
 
 

@@ -170,6 +170,14 @@ def _advice(
         )
         for name, row in _became_nan(rows).items()
     ]
+    trained = any(rank.backward for rank in heartbeats)
+    if trained and not any(rank.tensors for rank in heartbeats):
+        advice.append(
+            Advice(
+                "no rank used the device: each trained on the CPU",
+                "move the model and each batch to it: model.to(torch_xla.device())",
+            )
+        )
     most = max(heartbeats, key=lambda rank: rank.compilations_ended, default=Heartbeat())
     if most.compilations_ended > max(MANY, most.steps / _STEPS_EACH):
         fix = "batches of one shape need one program; %%tpu_debug shows what differs"

@@ -144,19 +144,24 @@ class _Lines(SweepView):
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
         super().__init__(table, notes)
         self._told: set[int] | None = None
+        """The trials that have ended, and have a line that says so."""
+        self._running: set[int] = set()
         for note in notes:
-            print(note)
+            print(note, flush=True)
 
     def show(self, trials: Mapping[int, Trial]) -> None:
         super().show(trials)
         over = {trial.number: trial for trial in trials.values() if trial.state.over}
         if self._told is None:  # trials that ended before this call
             self._told = {n for n, trial in over.items() if not trial.copied_from}
-            if self._told:
-                print(f"{len(self._told)} of {self.table.total} trials had already ended")
+            print(self.table.headline(), flush=True)
         for number in sorted(over.keys() - self._told):
             self._told.add(number)
             print(self._describe(over[number]), flush=True)
+        running = {n for n, trial in trials.items() if trial.state is TrialState.RUNNING}
+        for number in sorted(running - self._running):
+            print(self._describe(trials[number]), flush=True)
+        self._running = running
 
     def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
         super().tell(news, trials)

@@ -41,7 +41,7 @@ def renamed_arguments(
                 entry = names[old]
                 new, convert = (entry, None) if isinstance(entry, str) else entry
                 if new in kwargs:
-                    raise TypeError(f"{called}: {old} is now {new}: give one of them")
+                    raise TypeError(f"{called}: {old} was renamed to {new}: give only one of them")
                 value = kwargs.pop(old)
                 kwargs[new] = value if convert is None else convert(value)
                 warn_renamed(f"{called}({old}=)", f"{new}=")

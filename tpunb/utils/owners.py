@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ACCESS_LIST = "system.posix_acl_access"
+_HOST_PIDS = 0xEFFFFFFC
+"""The inode of the PID namespace of a machine's first process; those of containers have others."""
 
 
 class _Store(NamedTuple):
@@ -33,8 +35,9 @@ def is_own(status: os.stat_result, folder: Path | str | int) -> bool:
 
     Some network file systems store another owner than the user who makes a file. `folder`: where
     it is, as a path or descriptor; if the owner is another user, a file is made there for a moment.
+    To root in a container, the user of the host whose folder is mounted is no other user.
     """
-    if status.st_uid == os.geteuid():
+    if status.st_uid == os.geteuid() or _is_host_user(status.st_uid, folder):
         return True
     store = _examine(folder, status.st_dev)
     return store is not None and status.st_uid == store.owner
@@ -52,7 +55,7 @@ def is_shared(status: os.stat_result, folder: Path | str | int) -> bool:
     can write. A group with no other member, as many systems give each user, is nobody else.
     """
     others = stat.S_IWOTH
-    if not _is_private(status.st_gid) or _has_access_list(folder):
+    if not _is_private(status) or _has_access_list(folder):
         others |= stat.S_IWGRP
     if not status.st_mode & others:
         return False
@@ -68,12 +71,32 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _is_private(gid: int) -> bool:
-    """True if a group is this user's own, by its name, and has no other member but root."""
-    try:
-        group = grp.getgrgid(gid)
-    except KeyError:
+def _is_host_user(uid: int, folder: Path | str | int) -> bool:
+    """True to root in a container for the user of the host whose folder is mounted there.
+
+    He has no name in the container, and owns the whole mount: what others share is not his.
+    """
+    if os.geteuid() != 0 or user_name(uid) != str(uid):
         return False
+    try:
+        if os.stat("/proc/self/ns/pid").st_ino == _HOST_PIDS:
+            return False
+        where = f"/proc/self/fd/{folder}" if isinstance(folder, int) else folder
+        top = Path(where).resolve(strict=True)
+        device = top.stat().st_dev
+        while top.parent.stat().st_dev == device and top != top.parent:
+            top = top.parent
+        return top != top.parent and top.stat().st_uid == uid
+    except OSError:
+        return False
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """True if the group of an own file is its owner's alone, or has no other member but root."""
+    try:
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:  # in a container: the host's group for one user has the user's number
+        return status.st_gid == status.st_uid
     own = user_name(os.geteuid())
     return group.gr_name == own and not {*group.gr_mem} - {own, "root"}
 

@@ -55,8 +55,8 @@ def read_counts() -> Counts:
     )
 
 
-def heartbeat_counts() -> tuple[int, int, int, int, int]:
-    """Steps, compilations begun, compilations ended, the nanoseconds of these, and executions.
+def heartbeat_counts() -> tuple[int, int, int, int, int, int]:
+    """Steps, compilations begun and ended, their nanoseconds, executions, and tensors created.
 
     A loop over a function of torch.compile executes a program in each round, and has no steps.
     torch_xla counts a compilation when it begins and times it when it ends (measured on 2.9:
@@ -70,6 +70,7 @@ def heartbeat_counts() -> tuple[int, int, int, int, int]:
         timed[0] if timed else 0,
         int(timed[1]) if timed else 0,
         sum(executed[0] for name in EXECUTE_TIMES if (executed := metrics.metric_data(name))),
+        _all_tensors(),
     )
 
 

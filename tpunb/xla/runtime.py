@@ -132,6 +132,7 @@ def start_before_backward() -> None:
         xr = importlib.import_module("torch_xla.runtime")
         xr.addressable_runtime_device_count()  # unlike torch_xla.device(), leaves SPMD open
         heartbeat.watch_counters()
+        heartbeat.note_backward()
 
     EngineWatch(start)
 

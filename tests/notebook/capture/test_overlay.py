@@ -290,7 +290,7 @@ def test_without_a_document_failed_cells_are_left_out() -> None:
     ]
     laid = overlay((), executed)
     assert [cell.source for cell in laid.cells] == ["import torch", TRAIN]
-    assert laid.notes == ("failed and cannot be repeated, so left out: cell [1]",)
+    assert laid.notes == ("left out after a failure: cell [1]",)
     assert [(cell.source, cell.number, cell.index, why) for cell, why in laid.left_out] == [
         ("improt torch", 1, 0, LeftOut.FAILED),
         ("%%tpu_train\nwrong()", 3, 1, LeftOut.FAILED),
@@ -416,7 +416,7 @@ def test_what_failed_and_is_in_no_file_is_left_out() -> None:
     ]
     laid = overlay(cells, executed)
     assert [cell.source for cell in laid.cells] == ["import torch", TRAIN]
-    assert laid.notes == ("failed and cannot be repeated, so left out: cell [1]",)
+    assert laid.notes == ("left out after a failure: cell [1]",)
 
 
 @pytest.mark.parametrize("lines", [1, 40])

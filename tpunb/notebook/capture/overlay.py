@@ -325,7 +325,7 @@ class _Notes:
             listed = _listed(never, len(cells_out[LeftOut.NEVER_RAN]))
             lines.append(f"never ran in this kernel, so left out: {listed}")
         for what, cells in (
-            ("failed and cannot be repeated, so left out", cells_out[LeftOut.FAILED]),
+            ("left out after a failure", cells_out[LeftOut.FAILED]),
             ("ran and deleted since, so left out", cells_out[LeftOut.DELETED]),
             ("deleted or moved since the notebook was saved, still part of this run", self._moved),
         ):

@@ -354,7 +354,7 @@ def _describe(cells: Sequence[PreludeCell], ran: int, reason: str) -> str:
     if not own:
         return ""
     if not runs:
-        return f"prelude: {_count(own, own)} kept from the run before"
+        return f"prelude: {_count(own, own)} reused from the previous run"
     again = f"cell {runs[0].name} runs" if len(runs) == 1 else f"{len(runs)} cells run"
     kept = f"{_count(cells[:ran], cells)} kept, " if len(own) > len(runs) else ""
     return f"prelude: {kept}{again}{f': {reason}' if reason else ''}"

@@ -121,7 +121,7 @@ class Supervision:
         self._outputs = Outputs(run, self._own)
         self._log = RunLog(run)
         if self.spec.device == "CPU" and self._node_rank == 0:
-            self._log.say("rehearsal on CPU: no TPU takes part in this run")
+            self._log.say("rehearsal on CPU: this run uses no TPU")
         self._oom = OomDetector()
         self._preemption = PreemptionWatcher()
         self._attempt = 0
