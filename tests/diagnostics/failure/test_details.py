@@ -212,6 +212,14 @@ def test_a_librarys_own_line_is_told_from_a_call_of_ones_own(text: str, found: i
         assert "transformers makes the call" in best(text).cause
 
 
+@pytest.mark.parametrize("call", ["<module>", "<module>()", "f(a, b)"])
+def test_frames_of_older_ipythons_name_the_library(call: str) -> None:
+    frame = f"{SITE}/trl/a.py in {call}\n----> 3 x\n"
+    head = "KeyError   Traceback (most recent call last)"
+    [known] = unexplained(f"{head}\n{frame}\nKeyError: 'a'\n", 1)
+    assert known.cause.startswith("No known cause. trl raised the error (trl/a.py)")
+
+
 def test_a_traceback_without_its_header_shows_where_it_was_raised() -> None:
     whole = log("ValueError: odd", CELL.replace("cell [3]", 'File "a.py"'), library("trl/sft.py"))
     cut = whole.partition("last):\n")[2]

@@ -14,6 +14,8 @@ UNEXPLAINED = "unexplained"
 """The id of the answer if no rule matches: it says what is known, and names no cause."""
 _OTHER = "the library that the message is about"
 """For `{other}` in a fix, if the message does not name it."""
+_OWN = "the packages that it needs"
+"""For `{other}`, if it is the library that makes the call."""
 
 
 def texts(
@@ -36,6 +38,7 @@ def texts(
     cause = f"{cause} {full} makes the call ({origin.caller}), not your code."
     mended = rule.mended.get(library)
     fix = f"Upgrade {library} to {mended} or later." if mended else rule.library
+    other = _OWN if other == library else other
     return cause, (fix.replace("{library}", library).replace("{other}", other),)
 
 

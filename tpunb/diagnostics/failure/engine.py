@@ -184,14 +184,14 @@ class _Seen:
         return kept
 
     def is_raised_in_library(self, number: int, sign: Sign) -> bool:
-        """True if a library's own line, with the argument that the message names, raised it."""
+        """True if a library's own line raised it, in which what the message names is written."""
         error = self.reasons.exception_of([number])
         origin = Origin.of(self.log, error) if error is not None else None
         if origin is None or origin.raised.library is None:
             return False
         body = self.log.body(number)
-        argument = named_in(body, [sign]).get("argument")
-        return argument is None or bool(re.search(rf"\b{argument}\s*=", origin.raised.code))
+        name = named_in(body, [sign]).get("written")
+        return name is None or bool(re.search(rf"\b{name}\b", origin.raised.code))
 
     def all_of(self, line: Line, find: Callable[[LinePattern], list[int]]) -> list[int]:
         """Return the numbers of the lines that match all of these patterns."""

@@ -13,7 +13,7 @@ from tpunb.diagnostics.failure.log import Log
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?'
     r"|^\s*File (?P<shown>/\S+?\.py):(?P<number>\d+), in (?P<name>[\w.<>]+)"
-    r"|^(?P<old>/\S+\.py) in (?P<call>[\w.<>]+)\("
+    r"|^(?P<old>/\S+\.py) in (?P<call>[\w.<>]+)(?:\(|\s*$)"
 )
 _CELL = re.compile(
     r"^\s*cell \[(?P<cell>\d+)\], line (?P<line>\d+)"

@@ -55,7 +55,7 @@ class Sign:
     in_library: bool = False
     """True if a library's own line must have raised the exception.
 
-    If a pattern has a group `argument`, that line must pass this argument."""
+    If a pattern has a group `written`, that line must contain it: else it came from elsewhere."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Required values of `Facts`."""
     report: Mapping[str, float] = field(default_factory=dict)
