@@ -192,3 +192,38 @@ def test_versions_of_this_environment_are_known_for_its_own_runs() -> None:
 )
 def test_what_to_search_for_has_nothing_of_this_run(message: str, text: str) -> None:
     assert to_search_for(message) == text
+
+
+ARGUMENT = "TypeError: Accelerator.unwrap_model() got an unexpected keyword argument 'keep'"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (log(ARGUMENT, CELL, library("transformers/trainer.py")).replace("call()", "f(keep=1)"), 1),
+        (log(ARGUMENT, CELL, library("transformers/trainer.py")), 0),  # passed through: f(**kwargs)
+        (log(ARGUMENT, library("transformers/trainer.py"), CELL).replace("call()", "f(keep=1)"), 0),
+        (ARGUMENT, 0),
+    ],
+)
+def test_a_librarys_own_line_is_told_from_a_call_of_ones_own(text: str, found: int) -> None:
+    assert [one.id for one in diagnose(text, 1)] == ["library-release"] * found
+    if found:
+        assert "transformers makes the call" in best(text).cause
+
+
+@pytest.mark.parametrize("call", ["<module>", "<module>()", "f(a, b)"])
+def test_frames_of_older_ipythons_name_the_library(call: str) -> None:
+    frame = f"{SITE}/trl/a.py in {call}\n----> 3 x\n"
+    head = "KeyError   Traceback (most recent call last)"
+    [known] = unexplained(f"{head}\n{frame}\nKeyError: 'a'\n", 1)
+    assert known.cause.startswith("No known cause. trl raised the error (trl/a.py)")
+
+
+def test_a_traceback_without_its_header_shows_where_it_was_raised() -> None:
+    whole = log("ValueError: odd", CELL.replace("cell [3]", 'File "a.py"'), library("trl/sft.py"))
+    cut = whole.partition("last):\n")[2]
+    prefixed = "".join(f"[2] {line}\n" for line in cut.splitlines())
+    for text in (cut, f"step 1\n{cut}", prefixed):
+        [known] = unexplained(text, 1)
+        assert known.cause.startswith("No known cause. trl raised the error (trl/sft.py, line 7)")

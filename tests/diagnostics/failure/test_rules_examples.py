@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tpunb.diagnostics.failure import diagnose
 from tpunb.diagnostics.failure.rules import rules
 from tpunb.machine import packages
 
 EXAMPLES = Path(__file__).parent / "examples"
+REPORTS = Path(__file__).with_name("reports.yaml")
 RULES = {rule.id: rule for rule in rules()}
 IDS = list(RULES)
 _ORDER = {"cause": 0, "symptom": 1, "slow": 2}
@@ -170,3 +172,11 @@ def test_texts_of_a_rule_fit_on_a_screen_and_are_shown_whole() -> None:
         assert best.fix == " ".join(best.steps)
         assert words.endswith(best.link or best.steps[-1].split()[-1])
         assert all(len(line) <= 100 for line in shown.split("\n")), rule
+
+
+def test_failures_that_people_reported_are_explained() -> None:
+    reports = yaml.safe_load(REPORTS.read_text(encoding="utf-8"))
+    assert len(reports) > 100
+    for report in reports:
+        found = diagnose(report["text"], report.get("ended", 1))
+        assert [one.id for one in found][:1] == [report["rule"]], report

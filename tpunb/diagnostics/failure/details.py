@@ -7,19 +7,26 @@ from tpunb.diagnostics.failure.evidence import LoggedException
 from tpunb.diagnostics.failure.facts import Facts
 from tpunb.diagnostics.failure.log import Log
 from tpunb.diagnostics.failure.origin import Origin, native_library, to_search_for, version_of
-from tpunb.diagnostics.failure.rules import Rule
+from tpunb.diagnostics.failure.rules import Rule, named_in
 from tpunb.runs.result import Diagnosis, Evidence
 
 UNEXPLAINED = "unexplained"
 """The id of the answer if no rule matches: it says what is known, and names no cause."""
+_OTHER = "the library that the message is about"
+"""For `{other}` in a fix, if the message does not name it."""
+_OWN = "the packages that it needs"
+"""For `{other}`, if it is the library that makes the call."""
 
 
 def texts(
     rule: Rule, error: LoggedException | None, log: Log, facts: Facts
 ) -> tuple[str, tuple[str, ...]]:
     """Return the cause and the steps of the fix for a rule; `error`: in which it matched."""
-    cause, steps = rule.cause, rule.steps(facts.platform)
-    named = explain_name(log.body(error.line)) if error is not None else None
+    message = log.body(error.line) if error is not None else ""
+    other = named_in(message, rule.signs).get("other", _OTHER)
+    cause = rule.cause
+    steps = tuple(step.replace("{other}", other) for step in rule.steps(facts.platform))
+    named = explain_name(message)
     if named is not None:
         cause, steps = named[0], (named[1],)
     origin = Origin.of(log, error) if error is not None else None
@@ -31,7 +38,8 @@ def texts(
     cause = f"{cause} {full} makes the call ({origin.caller}), not your code."
     mended = rule.mended.get(library)
     fix = f"Upgrade {library} to {mended} or later." if mended else rule.library
-    return cause, (fix.replace("{library}", library),)
+    other = _OWN if other == library else other
+    return cause, (fix.replace("{library}", library).replace("{other}", other),)
 
 
 def what_is_known(log: Log, errors: list[LoggedException], facts: Facts) -> Diagnosis | None:

@@ -10,7 +10,8 @@ from tpunb.diagnostics.failure.details import texts, what_is_known
 from tpunb.diagnostics.failure.evidence import PossibleReasons
 from tpunb.diagnostics.failure.facts import Facts, exit_name
 from tpunb.diagnostics.failure.log import LinePattern, Log
-from tpunb.diagnostics.failure.rules import Line, Rule, Sign, rules
+from tpunb.diagnostics.failure.origin import Origin
+from tpunb.diagnostics.failure.rules import Line, Rule, Sign, named_in, rules
 from tpunb.runs.result import Causes, Diagnosis, Evidence
 from tpunb.runs.spec import RunState
 
@@ -176,9 +177,21 @@ class _Seen:
             if not self.reasons.counts(number, notices_too=slow or sign.notices):
                 continue
             body = self.log.body(number)
-            if not any(one.search(body) for one in sign.unless):
+            if any(one.search(body) for one in sign.unless):
+                continue
+            if not sign.in_library or self.is_raised_in_library(number, sign):
                 kept.append(number)
         return kept
+
+    def is_raised_in_library(self, number: int, sign: Sign) -> bool:
+        """True if a library's own line raised it, in which what the message names is written."""
+        error = self.reasons.exception_of([number])
+        origin = Origin.of(self.log, error) if error is not None else None
+        if origin is None or origin.raised.library is None:
+            return False
+        body = self.log.body(number)
+        name = named_in(body, [sign]).get("written")
+        return name is None or bool(re.search(rf"\b{name}\b", origin.raised.code))
 
     def all_of(self, line: Line, find: Callable[[LinePattern], list[int]]) -> list[int]:
         """Return the numbers of the lines that match all of these patterns."""

@@ -40,6 +40,7 @@ _CANDIDATE = LinePattern.compile(
 _OF_LAUNCHER = re.compile(r"^Exception in device=|(?P<other>^-- Process \d+ terminated with)")
 _ENDS_TRACEBACK = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:$|\s*$)")
 _IPYTHON = re.compile(r"^(?P<name>[A-Z]\w*)\s+Traceback \(most recent call last\)")
+_PLACE = re.compile(r'^\s+File "[^"]+", line \d+')
 _CHAIN = re.compile(
     r"direct cause of the following|During handling of the above|Original Traceback"
 )
@@ -204,7 +205,7 @@ class PossibleReasons:
             if number in starts or self._is_frame(number):
                 continue
             if match := EXCEPTION.match(log.body(number)):
-                starts[number] = (number, match["name"])
+                starts[number] = (self._start_without_header(number), match["name"])
             elif match := _OF_LAUNCHER.match(log.body(number)):
                 starts[number] = (number, "ProcessRaisedException" if match["other"] else "")
         used: set[int] = set()
@@ -255,6 +256,22 @@ class PossibleReasons:
             if match and (shown is None or match["name"].rpartition(".")[2] == shown["name"]):
                 return number, match["name"]
         return None
+
+    def _start_without_header(self, line: int) -> int:
+        """The first frame above the line that names an exception; that line if there is none.
+
+        Of a traceback that was copied or cut, the header may be missing.
+        """
+        log, start = self._log, line
+        for number in range(line - 1, max(-1, line - _FRAMES), -1):
+            if log.writer(number) != log.writer(line):
+                continue
+            body = log.body(number)
+            if not body[:1].isspace():
+                break
+            if _PLACE.match(body):
+                start = number
+        return start
 
     def _end_of_message(self, line: int, starts: dict[int, tuple[int, str]], *, short: bool) -> int:
         """The end of a message: a blank line or, for a `short` one, an unindented line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from tpunb.diagnostics.failure.evidence import LoggedException
@@ -13,7 +13,7 @@ from tpunb.diagnostics.failure.log import Log
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?'
     r"|^\s*File (?P<shown>/\S+?\.py):(?P<number>\d+), in (?P<name>[\w.<>]+)"
-    r"|^(?P<old>/\S+\.py) in (?P<call>[\w.<>]+)\("
+    r"|^(?P<old>/\S+\.py) in (?P<call>[\w.<>]+)(?:\(|\s*$)"
 )
 _CELL = re.compile(
     r"^\s*cell \[(?P<cell>\d+)\], line (?P<line>\d+)"
@@ -44,6 +44,8 @@ class Frame:
     function: str = ""
     cell: int | None = None
     """The cell; None for a file."""
+    code: str = ""
+    """The lines that the traceback shows of it."""
 
     @property
     def library(self) -> str | None:
@@ -88,19 +90,33 @@ class Origin:
 
 
 def _frames(log: Log, error: LoggedException) -> Iterable[Frame]:
+    frame, code = None, list[str]()
     for number in range(error.start, error.line):
         if log.writer(number) not in (error.rank, None):
             continue
         body = log.body(number)
-        if match := _CELL.match(body):
-            cell = int(match["cell"] or match["shown"] or match["old"])
-            line = match["line"] or match["number"]
-            yield Frame(line=int(line) if line else None, cell=cell)
-        elif match := _FRAME.match(body):
-            file = match["file"] or match["shown"] or match["old"]
-            line = match["line"] or match["number"]
-            function = match["function"] or match["name"] or match["call"] or ""
-            yield Frame(file, int(line) if line else None, function)
+        if (following := _frame(body)) is None:
+            code.append(body)
+            continue
+        if frame is not None:
+            yield replace(frame, code="\n".join(code))
+        frame, code = following, []
+    if frame is not None:
+        yield replace(frame, code="\n".join(code))
+
+
+def _frame(body: str) -> Frame | None:
+    """The place that a line of a traceback names; None for a line of code."""
+    if match := _CELL.match(body):
+        cell = int(match["cell"] or match["shown"] or match["old"])
+        line = match["line"] or match["number"]
+        return Frame(line=int(line) if line else None, cell=cell)
+    if match := _FRAME.match(body):
+        file = match["file"] or match["shown"] or match["old"]
+        line = match["line"] or match["number"]
+        function = match["function"] or match["name"] or match["call"] or ""
+        return Frame(file, int(line) if line else None, function)
+    return None
 
 
 def native_library(message: str) -> str | None:

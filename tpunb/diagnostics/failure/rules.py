@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
@@ -52,6 +52,10 @@ class Sign:
     """True if the line must be the last line of the log."""
     notices: bool = False
     """True if a line that only warns is enough when there is no exception."""
+    in_library: bool = False
+    """True if a library's own line must have raised the exception.
+
+    If a pattern has a group `written`, that line must contain it: else it came from elsewhere."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Required values of `Facts`."""
     report: Mapping[str, float] = field(default_factory=dict)
@@ -91,6 +95,14 @@ class Rule:
         """The steps of the fix on this platform, in order."""
         steps = self.fixes.get(platform or "any", self.fixes["any"])
         return tuple(_with_commands(step, platform or "") for step in steps)
+
+
+def named_in(message: str, signs: Sequence[Sign]) -> dict[str, str]:
+    """What the named groups of the signs' patterns match in a message."""
+    found = (one.regex.search(message) for sign in signs for line in sign.lines for one in line)
+    return {
+        name: text for match in found if match for name, text in match.groupdict().items() if text
+    }
 
 
 def _with_commands(step: str, platform: str) -> str:
@@ -170,6 +182,7 @@ def _sign(entry: Any, confidence: float) -> Sign:
         frozenset(map(str, entry.get("exit", []))),
         bool(entry.get("last", False)),
         bool(entry.get("notices", False)),
+        bool(entry.get("in_library", False)),
         entry.get("facts", {}),
         entry.get("report", {}),
     )
