@@ -57,9 +57,9 @@ class Taken:
             yield f"from the kernel as well: {_listed(more)}"
         if self.left:
             yield (
-                f"changes in the kernel that this run does not have: {_listed(self.left)}. To "
-                "include one, make it in a cell above, return it from a run with --returns, or pass "
-                "it to tpunb.launch"
+                f"changes in the kernel that this run does not have: {_listed(self.left)}. "
+                "To include one, make it in a cell above, return it from a run with --returns, "
+                "or pass it to tpunb.launch"
             )
         for file in self.files:
             yield (
