@@ -113,7 +113,7 @@ class CallHistory:
 
     def __init__(self) -> None:
         self.calls = 0
-        self._last: CodeLine | None = None
+        self.last_line: CodeLine | None = None
         self.first_divergence = ""
         """The first collective that the ranks called from different lines: 'collective 4, at
         cell [1], line 6: …'; '' if there was none."""
@@ -121,14 +121,14 @@ class CallHistory:
     def add(self, line: CodeLine | None, line_hashes: Sequence[int]) -> None:
         """Add a collective that all ranks agreed on, with the hashes of all ranks' lines."""
         self.calls += 1
-        self._last = line
+        self.last_line = line
         if not self.first_divergence and len(set(line_hashes)) > 1:
             self.first_divergence = f"collective {self.calls}, at {line}"
 
     @property
     def last(self) -> str:
         """The line of the last collective."""
-        return "" if self._last is None else str(self._last)
+        return str(self.last_line or "")
 
 
 def find_cycle(rank: int, wait: Wait, find_wait: Callable[[int], Wait | None]) -> dict[int, Wait]:
