@@ -155,7 +155,7 @@ class AllReduce(_Collective):
         if problem := _reduction_problem(call, reduce_type, tensors):
             self._peers.refuse(call, everyone, problem)
         self._peers.pin_layouts.add(call, pin_layout)
-        values = read_values(tensors)
+        values = read_values(tensors, reduced=not groups)
         messages = [
             _Message.of(reduce_type, values, indexes) for indexes in group_by_type(values).values()
         ]
@@ -451,7 +451,7 @@ class ReduceScatter(_Collective):
         )
         if problem:
             self._peers.refuse(call, everyone, problem)
-        values = read_values(tensors)
+        values = read_values(tensors, reduced=not groups)
         messages = []
         for indexes in group_by_type(values).values():
             chunks = [values[index].chunk(shard_count, dim) for index in indexes]
