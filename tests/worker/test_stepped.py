@@ -416,10 +416,9 @@ EQUAL = [
     averaged_at_the_end,
     on_the_cpu_of_one_rank,
     the_same_on_each_cpu,
-    fsdp,
     inference,
 ]
-EQUAL_BUT_SLOW = [collected_at_the_end, lbfgs, zero, ddp]
+EQUAL_BUT_SLOW = [collected_at_the_end, lbfgs, fsdp, zero, ddp]
 """XLA compiles many programs for them: in tests/long."""
 DIFFERENT = {
     local_sgd: ModelsCause.UNKNOWN,
