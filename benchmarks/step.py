@@ -66,6 +66,7 @@ Taken = dict[str, tuple[float, float]]
 
 HELPERS = {
     "looked": ("the look at each step of a run", "bare"),
+    "noted": ("the note of each optimizer's step", "bare"),
     "dropped": ('shard, remainder="drop"', "bare"),
     "masked": ("shard and masked_loss", "bare masked"),
     "accumulated": ("Accumulation of four pieces", "bare pieces"),

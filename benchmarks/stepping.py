@@ -19,6 +19,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from benchmarks.inferring import BATCH, CLASSES, Times, make_model
@@ -26,6 +27,7 @@ from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.spec import RunSpec
 from tpunb.training import Accumulation, masked_loss, shard
 from tpunb.worker.recompiles import StepMonitor
+from tpunb.worker.stepped import SteppedModels
 from tpunb.xla import counters
 
 PIECES = 4
@@ -103,9 +105,17 @@ def stepping(rounds: int, samples: int) -> Times:
         _XLAC._xla_step_marker = marker
 
     _XLAC._xla_step_marker = marker
+    models = SteppedModels()
+
+    def noted() -> None:
+        hook = register_optimizer_step_post_hook(models.stepped)
+        bare()
+        hook.remove()
+
     ways = {
         "bare": (bare, plain),
         "looked": (looked, plain),
+        "noted": (noted, plain),
         "dropped": (dropped, dropping),
         "bare masked": (bare_masked, plain),
         "masked": (masked, padding),

@@ -9,8 +9,9 @@ import pytest
 
 from tpunb import errors
 from tpunb.diagnostics.failure import Diagnosis
+from tpunb.runs.models import DifferentModels
 from tpunb.runs.result import Failure, RunResult, signal_name
-from tpunb.runs.spec import FailureKind, Price
+from tpunb.runs.spec import FailureKind, ModelsCause, Price
 
 FAILURE = Failure(
     rank=2,
@@ -130,6 +131,28 @@ def test_succeeded_result_text(tmp_path: Path) -> None:
     assert good.remarks() == ["lock was not returned: cannot be pickled"]
     assert good.remarks()[0] in str(good)
     assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
+
+
+def test_result_text_of_ranks_with_different_models(tmp_path: Path) -> None:
+    different = DifferentModels(
+        ModelsCause.NOT_AVERAGED, "model.weight[0]", (0, 1), (0.5, 0.25), "cell [4], line 9", 10,
+        None, 0, "",
+    )  # fmt: skip
+    found = result(tmp_path, different_models=different)
+    assert found.state == "succeeded"
+    found.raise_for_failure()
+    said = ", but the ranks trained different models"
+    assert found.headline().endswith(said)
+    assert repr(found).count(said) == str(found).count(said) == 1
+    assert "gradients were not averaged before cell [4], line 9" in str(found)
+    assert found.remarks()[0] in found.explain()
+    written = json.loads(json.dumps(found.to_json()))
+    assert RunResult.from_json(written, tmp_path).different_models == different
+    missing = replace(found, returns_failed={"w": "no such name"})
+    assert missing.lacks() == ", but w was not returned and the ranks trained different models"
+    intended = replace(found, different_models=replace(different, cause=ModelsCause.UNKNOWN))
+    assert intended.lacks() == ""
+    assert "the ranks hold different models" in str(intended)
 
 
 @pytest.mark.parametrize(

@@ -162,3 +162,30 @@ def test_failure_message_if_the_run_folder_is_deleted(driver: Driver) -> None:
     assert failure is not None
     assert failure.kind is FailureKind.LOST
     assert "was deleted during the run" in failure.headline()
+
+
+TRAINED_APART = """
+import torch, torch_xla, torch_xla.runtime as xr
+
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3).to(torch_xla.device())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+    for step in range(4):
+        optimizer.zero_grad()
+        out = model(torch.ones(2, 4, device=torch_xla.device()))
+        (out + xr.global_ordinal()).square().sum().backward()
+        optimizer.step()
+        torch_xla.sync()
+
+main()
+"""
+
+
+def test_ranks_that_trained_different_models(driver: Driver) -> None:
+    result = driver.run([], TRAINED_APART).result
+    assert result.state == "succeeded"
+    assert result.lacks() == ", but the ranks trained different models"
+    assert result.different_models is not None
+    assert result.different_models.parameter.startswith("model.")
+    assert result.different_models.place == "cell [1], line 11: optimizer.step()"

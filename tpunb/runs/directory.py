@@ -210,6 +210,10 @@ class RunDir:
         """The file in which a rehearsal rank counts collectives (tpunb.xla.rehearsal.stats)."""
         return self.attempt(attempt, rank) / "collectives.json"
 
+    def models(self, attempt: int, rank: int) -> Path:
+        """The file with samples of the parameters that a rank has stepped (tpunb.runs.models)."""
+        return self.attempt(attempt, rank) / "models.json"
+
     def progress(self, attempt: int, rank: int) -> Path:
         """The file with the progress of a rank's loops (tpunb.runs.progress)."""
         return self.attempt(attempt, rank) / "progress.json"

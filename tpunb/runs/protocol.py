@@ -33,6 +33,7 @@ from enum import Enum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from tpunb.runs.models import SteppedModel
 from tpunb.runs.spec import StopCause, StopOrigin
 from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
@@ -347,6 +348,8 @@ class HostEnded:
     """The JSON of a `RunResult` of this host's ranks."""
     now: float
     """The time of this host's clock."""
+    models: tuple[SteppedModel, ...] = ()
+    """The models that its first rank ended with."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tpunb.runs import metrics, older
 from tpunb.runs.labels import label_runs
 from tpunb.runs.metrics import Best, Curve
+from tpunb.runs.models import DifferentModels
 from tpunb.runs.spec import (
     MOST_RANKS,
     Device,
@@ -371,6 +372,9 @@ class RunResult(Printable):
     """The memory of the container or machine in bytes; 0 if it is not known."""
     collectives: tuple[Collective, ...] = ()
     """The collectives of a rehearsal, by rank and operation: their number, bytes and seconds."""
+    different_models: DifferentModels | None = None
+    """A number of a model that the ranks trained and that differs at their end; None if none does,
+    or if the ranks hold no models that can be compared."""
     warm: bool = False
     """True if torch and torch_xla were already imported when the run began."""
     replicated: bool = False
@@ -512,7 +516,7 @@ class RunResult(Printable):
 
         Without `traceback`, a line names where to find the first failure's traceback.
         """
-        lines = [*self._what_happened(), *self._missing_returns()]
+        lines = [*self._what_happened(), *self._what_it_lacks()]
         if self.diagnoses:
             lines += [str(self.diagnoses[0]), ""]
         if self.state == RunState.FAILED and self.failure is not None and self.failure.traceback:
@@ -545,19 +549,30 @@ class RunResult(Printable):
             lines += self._other_failures(self.failure)
         if self.state == RunState.HUNG:
             lines.append(f"stacks of all ranks: {self.dir / 'attempts'}")
-        return [*lines, *self._missing_returns(), *self._how_to_continue()]
+        return [*lines, *self._what_it_lacks(), *self._how_to_continue()]
 
     def lacks(self) -> str:
-        """Return ', but weights was not returned'; '' if no value is missing or the run failed."""
-        if self.state != RunState.SUCCEEDED or not self.returns_failed:
+        """Return ', but weights was not returned'; '' if nothing is missing or the run failed."""
+        if self.state != RunState.SUCCEEDED:
             return ""
-        were = "were" if len(self.returns_failed) > 1 else "was"
-        return f", but {', '.join(self.returns_failed)} {were} not returned"
+        lacks = []
+        if self.returns_failed:
+            were = "were" if len(self.returns_failed) > 1 else "was"
+            lacks.append(f"{', '.join(self.returns_failed)} {were} not returned")
+        if self.different_models is not None and not self.different_models.expected:
+            lacks.append("the ranks trained different models")
+        return f", but {' and '.join(lacks)}" if lacks else ""
 
-    def _missing_returns(self) -> list[str]:
+    def _what_it_lacks(self) -> list[str]:
         if self.state != RunState.SUCCEEDED and not self.returns:  # no values are expected
             return []
-        return [f"{name} was not returned: {why}" for name, why in self.returns_failed.items()]
+        lines = [f"{name} was not returned: {why}" for name, why in self.returns_failed.items()]
+        if self.different_models is not None:
+            described = self.different_models.describe(
+                lambda rank: name_ranks([rank], self.hosts, self.world_size)
+            )
+            lines += described.splitlines()
+        return lines
 
     def _how_to_continue(self) -> list[str]:
         if self.state != RunState.SUCCEEDED and any(self.dir.glob("checkpoints/*.pt")):
@@ -615,7 +630,7 @@ class RunResult(Printable):
         where = " · rehearsal on CPU" if self.device == "CPU" else ""
         end = f"{back}{where} · {self.dir}"
         lines: list[str] = [join("", ["RunResult ", *self._what_happened(), end])]
-        lines += self._missing_returns()
+        lines += self._what_it_lacks()
         lines += self.summary.lines()
         if self.collectives:
             lines.append(describe_collectives(self.collectives))

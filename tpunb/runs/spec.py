@@ -63,6 +63,19 @@ class RunState(_Word):
         )
 
 
+class ModelsCause(_Word):
+    """Why the models of the ranks differ."""
+
+    NOT_AVERAGED = "not_averaged"
+    """The ranks stepped with gradients of their own."""
+    LEARNING_RATE = "learning_rate"
+    """The gradients were averaged, but the learning rates differed."""
+    BEGINNING = "beginning"
+    """The gradients were averaged, so the parameters differed before."""
+    UNKNOWN = "unknown"
+    """It may be intended: the ranks average now and then, or each holds a part of the model."""
+
+
 class StopCause(_Word):
     """Why the ranks of a run were stopped."""
 

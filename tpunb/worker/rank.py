@@ -33,6 +33,7 @@ from tpunb.worker.cells import Cells
 from tpunb.worker.rank_marks import RankMark
 from tpunb.worker.recompiles import StepMonitor
 from tpunb.worker.step_trace import StepTrace
+from tpunb.worker.stepped import stepped_models
 from tpunb.worker.supervisor import stacks
 from tpunb.xla import counters, device, launchers, loaders, runtime, spmd
 from tpunb.xla.rehearsal import call, ranks, stats
@@ -147,6 +148,8 @@ def _watch_steps(task: Assignment) -> None:
     if profile is not None and profile.has(rank):
         monitor.after_step.append(StepTrace(profile, run, attempt, rank).after)
     monitor.install()
+    if task.spec.world_size > 1 and task.spec.spmd is None:
+        stepped_models.watch(counters.collectives if task.spec.device == "TPU" else None)
 
 
 def _work(task: Assignment) -> int:
@@ -261,6 +264,7 @@ def _finish(task: Assignment) -> None:
     """After a train cell that ended well: write metrics, and the values for the kernel."""
     device.finish_device(task.spec.device, task.spec.world_size)
     returns.finish_pending_work()
+    stepped_models.save(task.run.models(task.attempt, task.rank))
     if task.spec.spmd and (unused := spmd.unused_warning()):
         print(unused, file=sys.stderr)
     log = sys.modules.get("tpunb.training.log")

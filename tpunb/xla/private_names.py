@@ -455,6 +455,18 @@ EXECUTE_TIMES = ("ExecuteTime", "ExecuteReplicatedTime")
 """Timed each time a program has been started: on one device, and in SPMD mode."""
 GRAPH_SIZE = "TensorsGraphSize"
 """Operations of a program."""
+COLLECTIVES = (
+    "xla::AllReduce",
+    "xla::AllReduceInPlace",
+    "xla::AllGather",
+    "xla::AllGatherOut",
+    "xla::ReduceScatter",
+    "xla::ReduceScatterOut",
+    "xla::all_reduce",
+    "xla::all_gather_into_tensor",
+    "xla::reduce_scatter_tensor",
+)
+"""Collectives that may average gradients or parameters."""
 CREATE_TENSOR = "CreateXlaTensor"
 CREATE_HANDLE = "CreateDataHandles"
 """Values on the device: results of programs, and values moved to the device."""
@@ -465,6 +477,8 @@ that XLA lacks."""
 
 STEP_CLOSURES = "_run_step_closures"
 """The function of torch_xla.sync() that runs step closures: they may read values."""
+SHARDED = "_is_sharded"
+"""An attribute of the parameters of XlaFullyShardedDataParallel: this rank holds a part of them."""
 REDUCING = ("reduce_gradients", "all_reduce")
 """Public functions of torch_xla.core.xla_model that a step calls before the optimizer's step."""
 

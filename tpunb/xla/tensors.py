@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from tpunb.xla import runtime, spmd
+from tpunb.xla.private_names import SHARDED
 
 
 def start_pending_work() -> None:
@@ -40,6 +41,13 @@ def unwrap_sharded(tensor: Any) -> Any:
         # The result of an operation, or of a change in place, has one more wrapper.
         inner = _from_functional(inner)
     return inner.global_tensor if isinstance(inner, module.XLAShardedTensor) else tensor
+
+
+def is_shard(parameter: Any) -> bool:
+    """True for a parameter of which each rank may hold another part: of FSDP, or a DTensor."""
+    torch = sys.modules["torch"]
+    plain = type(parameter) in (torch.Tensor, torch.nn.Parameter)
+    return not plain or hasattr(parameter, SHARDED)
 
 
 def snapshot(tensor: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
+from tpunb.runs.models import DifferentModels, SteppedModel, SteppedParameter, write_models
 from tpunb.runs.protocol import HostEnded
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
@@ -333,6 +334,23 @@ class TestSeveralHosts:
         whole = merge_results(own, None, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "failed"
         assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 3)]
+
+    def test_models_of_hosts_are_compared_by_their_first_ranks(self, tmp_path: Path) -> None:
+        def merged(first: float, second: float) -> DifferentModels | None:
+            parts = [self.part(tmp_path, n, *self.ends(2 * n, 2 * n + 1)) for n in range(2)]
+            run = RunDir(parts[0].dir)
+            run.attempt(0, 0).mkdir(parents=True)
+            weight = SteppedParameter("w", (), 1e-5, (first,))
+            model = SteppedModel("SGD", "line 3", 4, (0.1,), 0, 0, "", False, 0, (weight,))
+            write_models(run.models(0, 0), [model])
+            other = replace(model, parameters=(replace(weight, values=(second,)),))
+            ended = HostEnded(parts[1].to_json(), 0.0, (other,))
+            return merge_results(parts[0], None, [ended]).different_models
+
+        assert merged(1.0, 1.0) is None
+        found = merged(1.0, 2.0)
+        assert found is not None
+        assert (found.ranks, found.values) == ((0, 2), (1.0, 2.0))
 
     def test_hang_report_lists_the_ranks_of_all_hosts(self, tmp_path: Path) -> None:
         def hang(where: str) -> Failure:

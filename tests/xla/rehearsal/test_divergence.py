@@ -210,6 +210,104 @@ def test_divergence_of_tensor_names_in_words() -> None:
     )
 
 
+def reduced(how: str) -> list[str]:
+    """Gradients of two parameters of one shape, reduced one after the other."""
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal import divergence
+
+    said: list[str] = []
+    divergence.print_warning = said.append
+    torch.manual_seed(0)
+    if how == "aliases" and rank == 1:
+        best: Any = None
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model.to(torch_xla.device())
+    if how == "aliases" and rank == 1:
+        best = model  # noqa: F841
+    a, b = (layer.weight for layer in model)  # type: ignore[union-attr]
+    model(torch.ones(2, 3, device=torch_xla.device())).sum().backward()
+    torch_xla.sync()
+    if how == "branch" and rank == 1:
+        xm.all_reduce("sum", [b.grad])
+    elif how == "groups":
+        groups = [[0, 2], [1]]
+        xm.all_reduce("sum", [(b if rank == 1 else a).grad], groups=groups)
+    elif how == "activations":
+        xm.all_reduce("sum", [model[rank % 2](torch.ones(3, 3, device=torch_xla.device()))])
+    elif how == "order":
+        for p in [b, a] if rank == 1 else [a, b]:
+            xm.all_reduce("sum", [p.grad])
+    else:
+        xm.all_reduce("sum", [a.grad])
+    return said
+
+
+@pytest.mark.parametrize("how", ["branch", "order"])
+def test_divergence_of_parameters_that_are_reduced_together(ranks: Ranks, how: str) -> None:
+    (told,), *others = ranks.values(reduced, 3, how)
+    assert others == [[], []]
+    first = "in all_reduce sum of float32[3, 3] the ranks reduce different parameters (a warning, "
+    assert told.startswith(first)
+    assert re.search(r"\n  ranks 0, 2: model.0.weight.grad at line \d+ of .*: xm.all_red", told)
+    assert re.search(r"\n  rank 1: model.1.weight.grad at line \d+ of .*: xm.all_reduce", told)
+
+
+@pytest.mark.parametrize("how", ["aliases", "groups", "activations"])
+def test_divergence_of_names_alone_is_none(ranks: Ranks, how: str) -> None:
+    assert ranks.values(reduced, 3, how) == [[], [], []]
+
+
+def metrics(how: str) -> list[str]:
+    """Two metrics, averaged one after the other, three times."""
+    rank, _ = rehearse()
+    import torch
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    from tpunb.xla.rehearsal import divergence
+
+    said: list[str] = []
+    divergence.print_warning = said.append
+    loss, hits = (torch.ones((), device=torch_xla.device()) * number for number in (3, 5))
+
+    def average_loss() -> Any:
+        return xm.all_reduce("sum", loss)
+
+    def average_hits() -> Any:
+        return xm.all_reduce("sum", hits)
+
+    both = [average_loss, average_hits]
+    for _ in range(3):
+        if how == "swapped" and rank == 2:
+            both[1](), both[0]()
+        elif how == "lines" and rank == 2:
+            xm.all_reduce("sum", loss)
+            xm.all_reduce("sum", hits)
+        else:
+            both[0](), both[1]()
+    return said
+
+
+def test_divergence_of_the_order_of_equal_calls_is_named_once(ranks: Ranks) -> None:
+    (told,), *others = ranks.values(metrics, 3, "swapped")
+    assert others == [[], []]
+    assert told.startswith("two ranks made the same call, all_reduce sum of float32[], twice in a ")
+    assert re.search(
+        r'\n  rank 0 first at line \d+ of .*: return xm.all_reduce\("sum", loss\)', told
+    )
+    assert re.search(
+        r'\n  rank 2 first at line \d+ of .*: return xm.all_reduce\("sum", hits\)', told
+    )
+
+
+def test_divergence_of_lines_alone_is_none(ranks: Ranks) -> None:
+    assert ranks.values(metrics, 3, "lines") == [[], [], []]
+
+
 def test_divergence_limit_is_independent_for_each_group() -> None:
     from tpunb.xla.rehearsal.divergence import ProgramComparison, ProgramHashes
 

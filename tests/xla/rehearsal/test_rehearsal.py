@@ -418,6 +418,7 @@ def disagreeing(how: str) -> tuple[str, float]:
             xm.rendezvous("end of epoch") if rank == 2 else xm.all_reduce("max", x)
         ),
         "groups": lambda: xm.all_reduce("sum", x, groups=[[0, 1, 2]] if rank else [[0, 1], [2]]),
+        "root": lambda: xm.collective_broadcast([x], root_ordinal=rank // 2),
         "list": lambda: xm.all_reduce("sum", [torch.ones(n, device=device) for n in sizes], 0.5),
     }[how]
     with pytest.raises(MismatchError) as raised:
@@ -450,6 +451,13 @@ def disagreeing(how: str) -> tuple[str, float]:
             [
                 r"rank 0: all_reduce sum of float32\[3\], groups \[\[0, 1\], \[2\]\]",
                 r"ranks 1, 2: all_reduce sum of float32\[3\], groups \[\[0, 1, 2\]\]",
+            ],
+        ),
+        (
+            "root",
+            [
+                r"ranks 0, 1: all_reduce sum of float32\[3\], broadcast from rank 0\n",
+                r"rank 2: all_reduce sum of float32\[3\], broadcast from rank 1\n",
             ],
         ),
         (

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
+from tpunb.runs.models import DifferentModels, find_difference, read_models
 from tpunb.runs.parameters import parameters
 from tpunb.runs.protocol import HostEnded
 from tpunb.runs.result import Failure, RunResult, signal_name
@@ -144,6 +145,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         failures = _without_end(ranks, seen)
     failures = [*seen.host_failures, *(replace(failure, host=seen.host) for failure in failures)]
     state = _state(seen, failures)
+    succeeded = state is RunState.SUCCEEDED
     return RunResult(
         state=state,
         name=spec.name,
@@ -163,6 +165,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
             for rank in ranks
             for row in stats.read_collectives(run.collectives(seen.attempt, rank))
         ),
+        different_models=_compare_models(run, seen.attempt, ranks) if succeeded else None,
         warm=spec.warm,
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",
@@ -175,6 +178,17 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         place=spec.place,
         returns=dict.fromkeys(_returned_names(run)),
     )
+
+
+def _compare_models(run: RunDir, attempt: int, ranks: range) -> DifferentModels | None:
+    return find_difference({rank: read_models(run.models(attempt, rank)) for rank in ranks})
+
+
+def _compare_hosts(own: RunResult, others: Sequence[HostEnded]) -> DifferentModels | None:
+    """Compare the models of each host's first rank."""
+    run, local = RunDir(own.dir), own.world_size // len(own.hosts)
+    found = {0: read_models(run.models(own.attempts - 1, 0))}
+    return find_difference(found | {n * local: e.models for n, e in enumerate(others, 1)})
 
 
 def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
@@ -218,6 +232,9 @@ def merge_results(
     state = RunState.HUNG if hung else _state_of(failures, stop)
     if state is RunState.SUCCEEDED and any(part.state is not state for part in parts):
         state = RunState.FAILED
+    different = next(filter(None, (part.different_models for part in parts)), None)
+    if different is None and state is RunState.SUCCEEDED:
+        different = _compare_hosts(own, others)
     peaks = [part.peak_memory for part in parts]
     return replace(
         own,
@@ -227,6 +244,7 @@ def merge_results(
         attempts=max(part.attempts for part in parts),
         peak_memory=tuple(map(max, zip_longest(*peaks, fillvalue=0))),
         collectives=tuple(row for part in parts for row in part.collectives),
+        different_models=different,
         replicated=any(part.replicated for part in parts),
     )
 

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.follow import Outputs
+from tpunb.runs.models import read_models
 from tpunb.runs.protocol import (
     AbandonAttempt,
     AllFinished,
@@ -535,7 +536,8 @@ class Supervision:
         if not self._end_reported:
             self._end_reported = True
             self._read_last_outputs()
-            self._hosts.say(HostEnded(self._result().to_json(), time.time()))
+            models = read_models(self.dir.models(self._attempt, self._own[0]))
+            self._hosts.say(HostEnded(self._result().to_json(), time.time(), models))
         return self._hosts.over
 
     def _say_numbers(self) -> None:

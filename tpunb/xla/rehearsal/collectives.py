@@ -8,6 +8,7 @@ TPU are refused in a rehearsal, too.
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,18 @@ def _scale_text(scale: float) -> str:
     return "" if scale == 1 else f"scale {scale:g}"
 
 
+def _broadcast_text() -> str:
+    """'broadcast from rank 1' within xm.collective_broadcast, which is a sum of zeros and the root.
+
+    Other roots on other ranks would add up several tensors, or none.
+    """
+    frame = sys._getframe(2)  # below xm.all_reduce, in the wrapper of the replaced function
+    for outer in (frame, frame.f_back, frame.f_back and frame.f_back.f_back):
+        if outer is not None and outer.f_code is xm.collective_broadcast.__code__:
+            return f"broadcast from rank {outer.f_locals['root_ordinal']}"
+    return ""
+
+
 class _Collective:
     """One kind of collective, among the ranks of a run."""
 
@@ -122,7 +135,8 @@ class AllReduce(_Collective):
     ) -> None:
         """`_XLAC._xla_all_reduce_inplace`."""
         increment_counter("AllReduceInPlace")
-        values = self.values(reduce_type, tensors, scale, groups, pin_layout)
+        detail = _broadcast_text()
+        values = self.values(reduce_type, tensors, scale, groups, pin_layout, detail)
         overwrite(tensors, values)
 
     def values(
@@ -132,15 +146,16 @@ class AllReduce(_Collective):
         scale: float = 1.0,
         groups: Groups = (),
         pin_layout: bool | None = None,
+        detail: str = "",
     ) -> list[torch.Tensor]:
-        """Reduce on the CPU, with one message per dtype."""
-        scaled = _scale_text(scale)
-        call = describe_call(f"all_reduce {reduce_type}", tensors, scaled, groups)
+        """Reduce on the CPU, with one message per dtype. The ranks compare `detail`, too."""
+        detail = detail or _scale_text(scale)
+        call = describe_call(f"all_reduce {reduce_type}", tensors, detail, groups)
         everyone, members = self._peers.members(call, groups)
         if problem := _reduction_problem(call, reduce_type, tensors):
             self._peers.refuse(call, everyone, problem)
         self._peers.pin_layouts.add(call, pin_layout)
-        values = read_values(tensors)
+        values = read_values(tensors, reduced=not groups)
         messages = [
             _Message.of(reduce_type, values, indexes) for indexes in group_by_type(values).values()
         ]
@@ -436,7 +451,7 @@ class ReduceScatter(_Collective):
         )
         if problem:
             self._peers.refuse(call, everyone, problem)
-        values = read_values(tensors)
+        values = read_values(tensors, reduced=not groups)
         messages = []
         for indexes in group_by_type(values).values():
             chunks = [values[index].chunk(shard_count, dim) for index in indexes]

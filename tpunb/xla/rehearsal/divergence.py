@@ -47,6 +47,8 @@ ROOM = 65536
 """Bytes of the description of a program that a rank sends to the others."""
 _MOST_KEPT = 1024
 _MOST_WARNINGS = 16
+_MOST_NAMED = 100
+"""Parameters of a collective whose names are compared, if they differ."""
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _NODE = re.compile(r"^  %\d+ = (\(.*?\)|\S+) ([\w:]+)\((.*)$", re.MULTILINE)
@@ -93,8 +95,7 @@ class Outline:
         """64 bits, never 0, the same for the same outline."""
         if not self.operations:
             return 1
-        text = json.dumps([sorted(self.results.items()), sorted(self.inputs.items())])
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2
+        return _hash64(json.dumps([sorted(self.results.items()), sorted(self.inputs.items())]))
 
     def difference(self, other: Outline) -> str:
         """A description of what this outline has in addition to another, and what it lacks."""
@@ -117,6 +118,11 @@ class Outline:
             if differences:
                 break
         return "; ".join(differences) or "other operations"
+
+
+def _hash64(text: str) -> int:
+    """64 bits, neither 0 nor 1."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 2
 
 
 def _beyond(counts: Mapping[str, int], others: Mapping[str, int], most: int = 4) -> str:
@@ -164,6 +170,12 @@ class ProgramHashes(NamedTuple):
     """Hash of the program that leads to the collective."""
     step: int
     """Hash of the optimizer steps after the previous collective, up to the end of its program."""
+    parameters: int = 0
+    """Hash of the names of the parameters or gradients that the collective reduces; 0 for none."""
+
+
+_PARAMETERS = 2
+"""The position of the last hash."""
 
 
 class ProgramComparison:
@@ -187,17 +199,40 @@ class ProgramComparison:
         self._outlines: dict[int, Outline] = {}
         self._names: dict[int, Names] = {}
         """By the hash of an outline, like `_outlines`."""
+        self._reduced = 0
+        self._parameter_hashes: dict[tuple[bytes, int], int] = {}
+        """By program and line."""
+        self._parameters: dict[int, list[list[str]]] = {0: []}
         self._same = ""
         self._warned: dict[tuple[int, ...], set[tuple[bytes, int, tuple[int, ...]]]] = {}
         """By group of ranks, because only its members have taken part in the same collectives."""
 
-    def hash_program(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Hash the program that computes these tensors. Call it before they are computed."""
-        self._current = 0
+    def hash_program(self, tensors: Sequence[torch.Tensor], *, reduced: bool = False) -> None:
+        """Hash the program that computes these tensors. Call it before they are computed.
+
+        `reduced`: each of them is reduced with the one at its position on all other ranks.
+        """
+        self._current = self._reduced = 0
         if self.calls % self._period or any(t.device.type != "xla" for t in tensors):
             return
         graph = self._hash(tensors)
         self._current = self._outline_hash((graph,), tensors)
+        if reduced:
+            self._reduced = self._parameters_hash(graph, tensors)
+
+    def _parameters_hash(self, graph: bytes, tensors: Sequence[torch.Tensor]) -> int:
+        line = running_line()
+        key = graph, line.hash() if line else 0
+        if key not in self._parameter_hashes:
+            if len(self._parameter_hashes) == _MOST_KEPT:
+                self._parameter_hashes.clear()
+                self._parameters = {0: []}
+            numbers = [_XLAC._xla_get_tensor_id(tensor) for tensor in tensors]
+            names = TensorNames().parameters(numbers)
+            number = _hash64(json.dumps(names)) if any(names) else 0
+            self._parameter_hashes[key] = number
+            self._parameters.setdefault(number, names)
+        return self._parameter_hashes[key]
 
     def note_optimizer_step(
         self, optimizer: torch.optim.Optimizer, args: object, options: object
@@ -251,9 +286,9 @@ class ProgramComparison:
         step = (
             self._hashes.get(b"".join(self._step_graphs), 0) if self._step_graphs else int(hashed)
         )
-        self._latest = ProgramHashes(self._current, step)
+        self._latest = ProgramHashes(self._current, step, self._reduced)
         self.calls += 1
-        self._current = 0
+        self._current = self._reduced = 0
         self._step_graphs.clear()
         self._is_open = True
         return self._latest
@@ -263,7 +298,7 @@ class ProgramComparison:
         warned = self._warned.setdefault(tuple(members), set())
         for which, graphs in enumerate(zip(*hashes, strict=True)):
             hashed = [graph for graph in graphs if graph]
-            if len(hashed) < 2:
+            if len(hashed) < 2 or (which == _PARAMETERS and len({h.program for h in hashes}) > 1):
                 continue
             if len(set(hashed)) == 1:
                 if which == 0 and len(hashed) == len(graphs):
@@ -281,6 +316,10 @@ class ProgramComparison:
     def described(self) -> bytes:
         """A description of this rank's program and line for the others, in ROOM bytes."""
         latest = self._latest[self._differing]
+        if self._differing == _PARAMETERS:
+            parameters = [aliases[:8] for aliases in self._parameters[latest][:_MOST_NAMED]]
+            text = json.dumps([users_line()[:500], parameters]).encode()
+            return (text if len(text) <= ROOM else b'["", []]').ljust(ROOM)
         outline = self._outlines.get(latest, Outline())
         place = str(self._stepped or "") if self._differing else users_line()
         for most in (None, 40, 0):
@@ -293,7 +332,12 @@ class ProgramComparison:
         return text.ljust(ROOM)
 
     def describe_difference(self, call: Call, described: Mapping[int, bytes]) -> str:
-        """The warning: which ranks differ from the others, where, how, and why it matters."""
+        """The warning: which ranks differ from the others, where, how, and why it matters.
+
+        '' if they do not: a parameter may have several names.
+        """
+        if self._differing == _PARAMETERS:
+            return _describe_parameters(call, described)
         groups: dict[int, list[int]] = {}
         places, outlines, names = {}, {}, {}
         for rank, text in described.items():
@@ -332,6 +376,33 @@ def _names(tensors: Sequence[torch.Tensor]) -> Names:
     with counters.creating_own_tensors():
         read: Sequence[int] = _XLAC._get_tensors_xla_device_data_node(list(tensors))[0]
     return Names(names.of(_XLAC._xla_get_tensor_id(tensor) for tensor in tensors), names.of(read))
+
+
+def _describe_parameters(call: Call, described: Mapping[int, bytes]) -> str:
+    places, names = {}, {}
+    for rank, text in described.items():
+        place, named = json.loads(text)
+        if named:
+            places[rank], names[rank] = place, named
+    for each in zip(*names.values(), strict=False):  # the same call: as many on each rank
+        known = [set(aliases) for aliases in each if aliases]
+        if any(known[0].isdisjoint(aliases) for aliases in known[1:]):
+            break
+    else:
+        return ""
+    ranks: dict[str, list[int]] = {}
+    for rank, aliases in zip(names, each, strict=True):
+        name = aliases[0] if aliases else "another tensor"
+        ranks.setdefault(f"{name} at {places[rank]}", []).append(rank)
+    lines = [f"  {describe_ranks(group)}: {text}" for text, group in ranks.items()]
+    return "\n".join(
+        [
+            f"in {call} the ranks reduce different parameters (a warning, once per difference):",
+            *lines,
+            "  They are added up as if they were one parameter. Reduce the same parameters, in the "
+            "same order,\n  on every rank.",
+        ]
+    )
 
 
 _WHY = (

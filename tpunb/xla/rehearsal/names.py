@@ -20,24 +20,45 @@ class TensorNames:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
+        self._parameters: dict[int, list[str]] = {}
         scopes = list(_scopes())
         for scope in scopes:  # a parameter's own name is clearer than `p` in a loop over all
             for name, value in scope.items():
                 if isinstance(value, torch.nn.Module):
-                    self._add(f"{name}.", value.named_parameters())
+                    self._add(f"{name}.", value.named_parameters(), self._parameters)
                     self._add(f"{name}.", value.named_buffers())
+        leaves: dict[int, list[str]] = {}
         for scope in scopes:
             for name, value in scope.items():
-                self._add("", _tensors(name, value))
+                self._add("", _tensors(name, value), leaves)
+        self._parameters = leaves | self._parameters
 
-    def _add(self, prefix: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _add(
+        self,
+        prefix: str,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        parameters: dict[int, list[str]] | None = None,
+    ) -> None:
+        def add(tensor: torch.Tensor, name: str) -> None:
+            number = _XLAC._xla_get_tensor_id(tensor)
+            self._names.setdefault(number, name)
+            if parameters is not None and leaf:
+                parameters.setdefault(number, []).append(name)
+
         for name, tensor in tensors:
             if tensor.device.type != "xla":
                 continue
-            self._names.setdefault(_XLAC._xla_get_tensor_id(tensor), f"{prefix}{name}")
+            leaf = tensor.is_leaf and tensor.requires_grad
+            add(tensor, f"{prefix}{name}")
             if tensor.is_leaf and tensor.grad is not None:
-                number = _XLAC._xla_get_tensor_id(tensor.grad)
-                self._names.setdefault(number, f"{prefix}{name}.grad")
+                add(tensor.grad, f"{prefix}{name}.grad")
+
+    def parameters(self, numbers: Iterable[int]) -> list[list[str]]:
+        """For each of these tensors all names of the parameter, or of its gradient; [] for others.
+
+        Those in modules, if there are any: `p` in a loop is another parameter each time.
+        """
+        return [self._parameters.get(each, []) for each in numbers]
 
     def of(self, numbers: Iterable[int]) -> list[str]:
         """The names of the tensors with these numbers, without those that have no name."""

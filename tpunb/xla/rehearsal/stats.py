@@ -9,13 +9,14 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 from tpunb.runs.result import Collective
 from tpunb.utils import records
+from tpunb.xla.rehearsal.call import Call, CodeLine
 
 _KIND = re.compile(r"([a-z]+)(\d*)\w*\[([\d, ]*)\]")
 
@@ -25,6 +26,8 @@ class CollectiveStats:
 
     def __init__(self) -> None:
         self._rows: dict[str, list[float]] = {}
+        self.watchers: list[Callable[[Call, int, CodeLine | None], None]] = []
+        """Called after each collective with its call, bytes and line."""
 
     def add(self, operation: str, size: int, waited: float, took: float) -> None:
         """Add one call (0.3 µs, measured): bytes that this rank sent, and seconds.

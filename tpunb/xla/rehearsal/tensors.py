@@ -13,16 +13,16 @@ from tpunb.xla.rehearsal import buffers, call, divergence, launches
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 
-def read_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def read_values(tensors: Sequence[torch.Tensor], *, reduced: bool = False) -> list[torch.Tensor]:
     """The values on the CPU, in XLA's own memory: never write to them.
 
     Computes pending work, before waiting for the others, so that an interrupt or an error in a
     long computation finds this rank outside the collective. `torch_xla.sync()` is not used, because
     it would run step closures in the middle of a step. `torch_xla.compile(full_graph=True)` forbids
     programs that end within its block, as this one does. On a TPU the program continues after the
-    collective, so in a rehearsal it is allowed.
+    collective, so in a rehearsal it is allowed. `reduced`: see `hash_program`.
     """
-    divergence.programs.hash_program(tensors)
+    divergence.programs.hash_program(tensors, reduced=reduced)
     if call.is_other_thread():
         # Computing all live tensors would include those that another thread is just making, which
         # then fails with "Check failed: tensor_data" (torch_xla 2.9).

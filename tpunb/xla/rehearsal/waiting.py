@@ -113,22 +113,35 @@ class CallHistory:
 
     def __init__(self) -> None:
         self.calls = 0
-        self._last: CodeLine | None = None
+        self.last_line: CodeLine | None = None
         self.first_divergence = ""
         """The first collective that the ranks called from different lines: 'collective 4, at
         cell [1], line 6: …'; '' if there was none."""
+        self.swapped: tuple[int, int] | None = None
+        """Two ranks that called this collective and the one before in a different order."""
+        self.line_before: CodeLine | None = None
+        self._before: Mapping[int, int] = {}
 
-    def add(self, line: CodeLine | None, line_hashes: Sequence[int]) -> None:
-        """Add a collective that all ranks agreed on, with the hashes of all ranks' lines."""
+    def add(self, line: CodeLine | None, line_hashes: Mapping[int, int]) -> None:
+        """Add a collective that ranks agreed on, with the hashes of their lines."""
         self.calls += 1
-        self._last = line
-        if not self.first_divergence and len(set(line_hashes)) > 1:
+        self.line_before, self.last_line = self.last_line, line
+        lines = set(line_hashes.values())
+        self.swapped = None
+        if len(lines) > 1 and line_hashes.keys() == self._before.keys():
+            first, *others = sorted(line_hashes)
+            order = self._before[first], line_hashes[first]
+            for other in others:
+                if (line_hashes[other], self._before[other]) == order and len(set(order)) > 1:
+                    self.swapped = self.swapped or (first, other)
+        self._before = line_hashes
+        if not self.first_divergence and len(lines) > 1:
             self.first_divergence = f"collective {self.calls}, at {line}"
 
     @property
     def last(self) -> str:
         """The line of the last collective."""
-        return "" if self._last is None else str(self._last)
+        return str(self.last_line or "")
 
 
 def find_cycle(rank: int, wait: Wait, find_wait: Callable[[int], Wait | None]) -> dict[int, Wait]:

@@ -37,7 +37,7 @@ from tpunb.xla.rehearsal.waiting import Connections, WaitTimes
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
-HEADER = struct.Struct("<16sqQQIIQ8x")
+HEADER = struct.Struct("<16sqQQQIIQ")
 """Digest of the call, bytes of the payload, hashes of the programs, of the line and of the
 launches, and the number of launches. 64 bytes, so that the payload is aligned for any type."""
 
@@ -56,6 +56,7 @@ class Wire:
         self._error: CollectiveError | None = None
         """The first error, even if the user's code caught it: a TPU would not have continued."""
         self._one_at_a_time = threading.RLock()
+        self._order_warned = False
         self._inside: set[int] = set()
         """Threads that are in a collective."""
         self._sent: torch.Tensor | None = None
@@ -98,6 +99,8 @@ class Wire:
                 yield sizes
                 size = size_of(call.tensors) if call.tensors else _size(payload)
                 collective_stats.add(call.operation, size, met - begun, time.perf_counter() - met)
+            for watcher in collective_stats.watchers:
+                watcher(call, size, self._connections.history.last_line)
             heap.trim()
         except MismatchError as error:
             self._error = self._error or error
@@ -150,18 +153,20 @@ class Wire:
         line_hash = line.hash() if line else 0
         self._sent = None
         if len(members) == 1:
-            self._connections.history.add(line, [line_hash])
+            self._connections.history.add(line, {self.rank: line_hash})
             return [size]
         header = HEADER.pack(call.digest, size, *hashes, line_hash, launches.hash, launches.count)
         mesh = self._connections.exchange_headers(header, payload, members, call)
         headers = [HEADER.unpack_from(mesh.header(member)) for member in members]
         if len({digest for digest, *_ in headers}) > 1:
             self._raise_mismatch(call, members)
-        self._connections.history.add(line, [row[4] for row in headers])
-        all_hashes = [ProgramHashes(*row[2:4]) for row in headers]
+        line_hashes = [row[5] for row in headers]
+        self._connections.history.add(line, dict(zip(members, line_hashes, strict=True)))
+        self._warn_of_order(call)
+        all_hashes = [ProgramHashes(*row[2:5]) for row in headers]
         if programs.differ(call, members, all_hashes):
             self._warn_of_programs(call, members)
-        if len({row[5:] for row in headers}) > 1:
+        if len({row[6:] for row in headers}) > 1:
             self._compare_launches(call, members)
         sizes = [length for _, length, *_ in headers]
         if max(sizes) <= mesh.room:
@@ -197,11 +202,28 @@ class Wire:
             if difference is not None and self.rank == min(members):
                 divergence.print_warning(difference.text)
 
+    def _warn_of_order(self, call: Call) -> None:
+        history = self._connections.history
+        if history.swapped is None or self._order_warned:
+            return
+        self._order_warned = True
+        rank, other = history.swapped
+        if self.rank == rank:
+            divergence.print_warning(
+                f"two ranks made the same call, {call}, twice in a different order (a warning, "
+                "once):\n"
+                f"  {describe_ranks([rank])} first at {history.line_before}\n"
+                f"  {describe_ranks([other])} first at {history.last}\n"
+                "  The numbers of the two calls are mixed up. Call collectives in the same order "
+                "on every rank."
+            )
+
     def _warn_of_programs(self, call: Call, members: Sequence[int]) -> None:
         described = self.all_gather(_tensor(programs.described()), members, call)
         if self.rank == min(members):
             texts = dict(zip(members, map(_bytes, described), strict=True))
-            divergence.print_warning(programs.describe_difference(call, texts))
+            if text := programs.describe_difference(call, texts):
+                divergence.print_warning(text)
 
     # The following methods are called in a block of `exchange`.
 

@@ -1,0 +1,169 @@
+"""The comparison of the models that the ranks of a run ended with, and its words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpunb.runs.models import (
+    DifferentModels,
+    SteppedModel,
+    SteppedParameter,
+    find_difference,
+    positions,
+    read_models,
+    write_models,
+)
+from tpunb.runs.spec import ModelsCause
+
+WEIGHT = SteppedParameter("model.weight", (2, 3), 1e-5, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+MODEL = SteppedModel(
+    optimizer="SGD",
+    place="cell [4], line 9: optimizer.step()",
+    steps=10,
+    rates=(0.1,),
+    averaged=0,
+    last_averaged=0,
+    averaged_at="",
+    averaged_later=False,
+    exchanged=0,
+    parameters=(WEIGHT,),
+)
+
+
+def model(*values: float | None, gradient: tuple[float, ...] = (), **changes: Any) -> SteppedModel:
+    """A model whose first values are these."""
+    weight = replace(WEIGHT, values=(*values, *WEIGHT.values[len(values) :]), gradient=gradient)
+    return replace(MODEL, parameters=(weight,), **changes)
+
+
+def compare(*models: SteppedModel) -> DifferentModels | None:
+    return find_difference({rank: (each,) for rank, each in enumerate(models)})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (model(), model()),
+        (model(1.0), model(1.0 + 5e-6)),
+        (model(None), model(None)),
+        (model(), model(8.0, place="cell [4], line 12: optimizer.step()")),
+        (model(), model(8.0, optimizer="Adam")),
+        (model(), replace(MODEL, parameters=(replace(WEIGHT, name="critic.weight"),))),
+        (model(), replace(MODEL, parameters=(replace(WEIGHT, shape=(3, 2), values=(9.0,) * 6),))),
+        (model(averaged_later=True), model(8.0, averaged_later=True)),
+    ],
+)
+def test_models_that_are_equal_or_not_one_model(one: SteppedModel, other: SteppedModel) -> None:
+    assert compare(one, other) is None
+
+
+def test_models_of_ranks_that_left_none_are_not_compared() -> None:
+    assert find_difference({}) is None
+    assert find_difference({0: (model(),)}) is None
+    assert find_difference({0: (model(),), 1: (model(8.0),), 2: ()}) is None
+
+
+def test_different_models_name_the_largest_difference() -> None:
+    bias = SteppedParameter("model.bias", (), 1e-5, (0.0,))
+    first = replace(MODEL, parameters=(WEIGHT, bias))
+    second = replace(model(1.1), parameters=(*model(1.1).parameters, bias))
+    third = replace(MODEL, parameters=(WEIGHT, replace(bias, values=(0.5,))))
+    found = compare(first, first, second, third)
+    assert found is not None
+    assert (found.parameter, found.ranks, found.values) == ("model.bias", (0, 3), (0.0, 0.5))
+    found = compare(first, second)
+    assert found is not None
+    assert (found.parameter, found.values) == ("model.weight[0, 0]", (1.0, 1.1))
+    found = compare(MODEL, model(1.0, 2.0, 3.0, None))
+    assert found is not None
+    assert (found.parameter, found.values) == ("model.weight[1, 0]", (4.0, None))
+
+
+SAME = (0.5, 0.25)
+EVERY = {"averaged": 9, "last_averaged": 10}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "cause"),
+    [
+        ({}, {}, ModelsCause.NOT_AVERAGED),
+        ({"exchanged": 2}, {"exchanged": 2}, ModelsCause.NOT_AVERAGED),  # two evaluations
+        ({"exchanged": 9}, {"exchanged": 9}, ModelsCause.UNKNOWN),
+        ({"averaged": 3, "last_averaged": 7}, {"averaged": 3}, ModelsCause.UNKNOWN),
+        ({"steps": 1}, {"steps": 1}, ModelsCause.UNKNOWN),
+        (
+            {"steps": 1, "gradient": SAME},
+            {"steps": 1, "gradient": (0.5, 0.3)},
+            ModelsCause.NOT_AVERAGED,
+        ),
+        ({"steps": 1, "gradient": SAME}, {"steps": 1, "gradient": SAME}, ModelsCause.BEGINNING),
+        (EVERY, EVERY, ModelsCause.BEGINNING),
+        (EVERY, {**EVERY, "rates": (0.05,)}, ModelsCause.LEARNING_RATE),
+        ({**EVERY, "gradient": SAME}, {**EVERY, "gradient": (1.0, 2.0)}, ModelsCause.UNKNOWN),
+    ],
+)
+def test_different_models_and_their_cause(
+    one: dict[str, Any], other: dict[str, Any], cause: ModelsCause
+) -> None:
+    found = compare(model(**one), model(8.0, **other))
+    assert found is not None
+    assert found.cause is cause
+    assert found.expected == (cause is ModelsCause.UNKNOWN)
+
+
+def test_a_mistake_is_reported_before_what_may_be_intended() -> None:
+    intended = {"exchanged": 9, "optimizer": "Adam"}
+    found = find_difference(
+        {0: (model(**intended), model()), 1: (model(8.0, **intended), model(9.0))}
+    )
+    assert found is not None
+    assert found.values == (1.0, 9.0)
+
+
+def test_models_of_one_name_are_compared_in_their_order() -> None:
+    assert find_difference({rank: (model(), model(8.0)) for rank in range(2)}) is None
+
+
+def described(one: SteppedModel, other: SteppedModel) -> str:
+    found = compare(one, other)
+    assert found is not None
+    return found.describe(lambda rank: f"h1/{rank}")
+
+
+def test_different_models_in_words() -> None:
+    assert described(model(), model(1.25)).startswith(
+        "at the end model.weight[0, 0] is 1 on rank h1/0 and 1.25 on rank h1/1: gradients were not "
+        "averaged before cell [4], line 9: optimizer.step()\n"
+    )
+    assert "is 1 on rank h1/0 and 1.00049 on rank h1/1" in described(model(), model(1.00049))
+    assert "is 1 on rank h1/0 and not finite on rank" in described(model(), model(None))
+    slow = described(model(**EVERY), model(8.0, **EVERY, rates=(0.05,)))
+    assert "the mean learning rate was 0.1 on rank h1/0 and 0.05 on rank h1/1\n" in slow
+    assert "xm.broadcast_master_param(model)" in described(model(**EVERY), model(8.0, **EVERY))
+    seldom = {"averaged": 3, "last_averaged": 7, "averaged_at": "cell [4], line 12: average(model)"}
+    assert described(model(**seldom), model(8.0, **seldom)) == (
+        "the ranks hold different models: at the end model.weight[0, 0] is 1 on rank h1/0 and 8 on "
+        "rank h1/1; last averaged after step 6 of 10, at cell [4], line 12: average(model)"
+    )
+
+
+def test_positions_of_samples_are_in_the_tensor() -> None:
+    assert list(positions(3)) == [0, 1, 2]
+    assert len(positions(1000)) == 16
+    assert max(positions(1000)) < 1000
+
+
+def test_models_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    assert read_models(path) == ()
+    write_models(path, [model(None, -0.0, gradient=SAME)])
+    assert read_models(path) == (model(None, -0.0, gradient=SAME),)
+    assert math.nan not in json.loads(path.read_text())
+    path.write_text(path.read_text()[:-9])
+    assert read_models(path) == ()

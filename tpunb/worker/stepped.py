@@ -1,0 +1,252 @@
+"""Notes which parameters the optimizers of this rank step, and samples them at its end.
+
+The ranks' samples show whether all have trained one model (tpunb.runs.models). In a step this
+counts only, which takes some microseconds. Values are read once, at the end of the train cell: from
+parameters that are small enough to be copied whole, so that nothing is compiled for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
+from tpunb.xla import tensors
+from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_frames
+from tpunb.xla.rehearsal.stats import collective_stats
+
+MOST_MODELS = 4
+"""Models that are compared: the ones that began last. Their samples stay alive to the end."""
+MOST_PARAMETERS = 64
+"""Parameters of each model that are compared, evenly spaced."""
+LARGEST = 1 << 16
+"""Numbers of a parameter that is compared. Of a model without such, the smallest is."""
+_FEW = 64
+"""Numbers in a collective that are more likely metrics than a part of a model."""
+_SHAPE = re.compile(r"\[([\d, ]*)\]")
+
+
+class SteppedModels:
+    """The models that the optimizers of this rank have stepped."""
+
+    def __init__(self) -> None:
+        self._collectives: Callable[[], int] | None = None
+        self._models: list[_Model] = []
+        self._known: WeakKeyDictionary[Optimizer, _Model | None] = WeakKeyDictionary()
+
+    def watch(self, collectives: Callable[[], int] | None = None) -> None:
+        """Watch all optimizers and collectives, for the rest of this process.
+
+        `collectives` counts them, where their tensors are not known: on a TPU.
+        """
+        self._collectives = collectives
+        register_optimizer_step_post_hook(self.stepped)
+        collective_stats.watchers.append(self.exchanged)
+
+    def stepped(self, optimizer: Optimizer, args: object, options: object) -> None:
+        """A torch.optim hook for the end of an optimizer's step."""
+        if torch.compiler.is_compiling():
+            return
+        if optimizer not in self._known:
+            self._known[optimizer] = self._begin(optimizer)
+        model = self._known[optimizer]
+        if model is not None:
+            model.end_step(optimizer, self._collectives and self._collectives())
+
+    def exchanged(self, call: Call, size: int, line: CodeLine | None) -> None:
+        """Note a collective of this rank."""
+        for model in self._models:
+            model.exchanged(call, size, line)
+
+    def _begin(self, optimizer: Optimizer) -> _Model | None:
+        groups = optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        parameters = [p for p in parameters if p.numel()]
+        if not parameters or any(map(tensors.is_shard, parameters)):
+            return None
+        if _steps_shards(optimizer, parameters):
+            return None
+        model = _Model(optimizer, parameters)
+        # An optimizer that was made again, for the next round, replaces the one before.
+        kept = [each for each in self._models if each.first is not model.first]
+        self._models = [*kept, model][-MOST_MODELS:]
+        return model
+
+    def save(self, path: Path) -> None:
+        """Write the models of this rank, after the device's pending work has finished."""
+        try:
+            found = [model.sampled() for model in self._models]
+        except RuntimeError:  # a buffer was deleted or given away: it can no longer be compared
+            return
+        with contextlib.suppress(OSError):  # a full disk: the result reports it
+            write_models(path, found)
+
+
+stepped_models = SteppedModels()
+"""Those of this process."""
+
+
+class _Model:
+    """What one optimizer has stepped."""
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        self._optimizer = type(optimizer).__name__
+        self._place = str(running_line() or "")
+        self._shapes = {tuple(each.shape) for each in parameters}
+        self._size = sum(each.numel() for each in parameters)
+        self.first = parameters[0]
+        names = _names(parameters)
+        small = [each for each in parameters if each.numel() <= LARGEST]
+        small = small or [min(parameters, key=torch.Tensor.numel)]
+        numbers = {id(each): number for number, each in enumerate(parameters, 1)}
+        self._samples = {
+            names.get(id(each), f"parameter {numbers[id(each)]} of {self._optimizer}"): each
+            for each in small[:: math.ceil(len(small) / MOST_PARAMETERS)]
+        }
+        self._steps = 0
+        self._rates = [0.0] * len(optimizer.param_groups)
+        self._sizes: dict[bytes, tuple[int, bool]] = {}
+        self._collectives = 0
+        self._averaging, self._exchanging = 0, False
+        """Since the last step: the numbers exchanged that may be the model's; whether others."""
+        self._averaged = self._last_averaged = self._exchanged = 0
+        self._line: CodeLine | None = None
+        self._averaged_at: CodeLine | None = None
+
+    def exchanged(self, call: Call, size: int, line: CodeLine | None) -> None:
+        """Note a collective. Without tensors, it has sent Python objects of this size."""
+        if call.tensors and call.digest not in self._sizes:
+            self._sizes[call.digest] = self._sizes_in(call)
+        model, other = self._sizes[call.digest] if call.tensors else (size // 4, size > 4 * _FEW)
+        self._averaging += model
+        self._exchanging |= other
+        if model:
+            self._line = line
+
+    def _sizes_in(self, call: Call) -> tuple[int, bool]:
+        """The numbers in a call that may be gradients or parameters; whether it has others."""
+        model, other = 0, False
+        for described in call.tensors:
+            match = _SHAPE.search(described)
+            shape = tuple(map(int, filter(None, match[1].split(",")))) if match else ()
+            # Buckets of DistributedDataParallel, and gradients joined by hand, are flat.
+            if shape in self._shapes or len(shape) == 1:
+                model += math.prod(shape)
+            other |= len(shape) > 1 or math.prod(shape) > _FEW
+        return model, other
+
+    def end_step(self, optimizer: Optimizer, collectives: int | None) -> None:
+        """Count a step. `collectives` of this rank so far, if it is not told of each."""
+        self._steps += 1
+        for number, group in enumerate(optimizer.param_groups[: len(self._rates)]):
+            rate = group.get("lr")
+            if isinstance(rate, float | int):
+                self._rates[number] += rate
+        if collectives is not None and collectives != self._collectives:
+            self._collectives = collectives
+            self._exchanging = True
+        if self._has_averaged():
+            self._averaged += 1
+            self._last_averaged, self._averaged_at = self._steps, self._line
+        elif self._exchanging:
+            self._exchanged += 1
+        self._averaging, self._exchanging = 0, False
+
+    def _has_averaged(self) -> bool:
+        return 2 * self._averaging >= self._size
+
+    def _tolerance(self, dtype: torch.dtype) -> float:
+        """The relative difference to which rounding may add up, like a random walk."""
+        return min(max(1e-5, 4 * torch.finfo(dtype).eps * math.sqrt(self._steps)), 0.02)
+
+    def sampled(self) -> SteppedModel:
+        """The samples. Copies the parameters to the CPU, in one transfer."""
+        kept = list(self._samples.values())
+        gradients = [None if _is_sparse(each.grad) else each.grad for each in kept]
+        copy = tensors.ToCpu([*kept, *(each for each in gradients if each is not None)])
+        parameters = []
+        for (name, each), gradient in zip(self._samples.items(), gradients, strict=True):
+            slope = () if gradient is None else _sample(copy(gradient))
+            parameters.append(
+                SteppedParameter(
+                    name,
+                    tuple(each.shape),
+                    self._tolerance(each.dtype),
+                    _sample(copy(each)),
+                    slope if any(slope) else (),
+                )
+            )
+        return SteppedModel(
+            optimizer=self._optimizer,
+            place=self._place,
+            steps=self._steps,
+            rates=tuple(rate / self._steps for rate in self._rates),
+            averaged=self._averaged,
+            last_averaged=self._last_averaged,
+            averaged_at=str(self._averaged_at or ""),
+            averaged_later=self._has_averaged(),
+            exchanged=self._steps if _has_gloo() else self._exchanged,
+            parameters=tuple(parameters),
+        )
+
+
+def _is_sparse(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and gradient.layout is not torch.strided
+
+
+def _has_gloo() -> bool:
+    """True if this rank may have exchanged tensors on the CPU, which is not noted."""
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo"
+
+
+def _sample(tensor: torch.Tensor) -> Numbers:
+    """Some numbers of a tensor on the CPU; of complex ones the absolute value."""
+    flat = tensor.detach().flatten()[list(positions(tensor.numel()))]
+    numbers = (flat.abs() if flat.is_complex() else flat).double().tolist()
+    return tuple(each if math.isfinite(each) else None for each in numbers)
+
+
+def _names(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
+    """Names of parameters, by id, from the modules that the user's running code names."""
+    wanted = set(map(id, parameters))
+    names: dict[int, str] = {}
+    for name, module in _modules():
+        if not wanted:
+            break
+        for inner, parameter in module.named_parameters():
+            if id(parameter) in wanted:
+                wanted.discard(id(parameter))
+                names[id(parameter)] = f"{name}.{inner}"
+    return names
+
+
+def _modules() -> Iterator[tuple[str, torch.nn.Module]]:
+    frames = users_frames()
+    scopes = [frame.f_locals for frame in frames] + [frame.f_globals for frame in frames[-1:]]
+    for name, value in itertools.chain.from_iterable(dict(scope).items() for scope in scopes):
+        if isinstance(value, torch.nn.Module) and not name.startswith("_"):
+            yield name, value
+
+
+def _steps_shards(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> bool:
+    """True within the step of another optimizer with other parameters: ZeRO's steps its shards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        outer: Any = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        if isinstance(outer, Optimizer) and outer is not optimizer:
+            own = {id(each) for group in outer.param_groups for each in group["params"]}
+            return not any(id(each) in own for each in parameters)
+        frame = frame.f_back
+    return False
