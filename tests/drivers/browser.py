@@ -188,8 +188,9 @@ def _goes_to(page: Page, url: str) -> bool:
     try:
         page.goto(url, timeout=PATIENCE * 1000)
     except Error as error:
-        # The second is what is said if its page of the first comes in between.
-        if not any(one in error.message for one in ("ERR_CONNECTION_REFUSED", "chrome-error://")):
+        # The others are what is said if the page of an earlier attempt comes in between.
+        expected = ("ERR_CONNECTION_REFUSED", "chrome-error://", "by another navigation to")
+        if not any(one in error.message for one in expected):
             raise
         return False
     return True

@@ -68,6 +68,8 @@ def test_a_name_error_is_explained_by_what_the_train_cell_did_with_the_name(
         ("def show(): return w.sum()", True),
         ("w = 2\nprint(w)", False),
         ("import w", False),
+        ("def show():\n    w = 1\n    return w", False),
+        ("def show():\n    import w\n    w.f()", False),
         ("print('w')", False),
         ("%timeit w", False),
     ],

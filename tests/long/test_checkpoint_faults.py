@@ -20,6 +20,7 @@ from tpunb.training.checkpoint.api import load, save
 pytestmark = pytest.mark.usefixtures("outside_run")
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(("ranks", "kills"), [(1, 120), (2, 40)])
 def test_load_finds_the_newest_complete_checkpoint_after_kills(
     ranks: int, kills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

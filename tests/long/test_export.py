@@ -51,7 +51,7 @@ def test_launch_imported_by_its_name(ranks: Ranks) -> None:
 
 @pytest.mark.usefixtures("starts_processes")
 def test_without_tpunb_a_rank_joins_the_others_on_a_tpu_and_launchers_call_here() -> None:
-    code = f"{functions('_launch_here')}\n{ON_A_TPU}"
+    code = f"{functions('_tpunb_launch_here')}\n{ON_A_TPU}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "joined ('xla',) {'init_method': 'xla://'}",

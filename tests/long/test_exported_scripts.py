@@ -108,7 +108,7 @@ def test_exported_script_runs_without_tpunb(
     script, empty = exported(ALL[name], tmp_path)
     done = run(python, empty, [*((*TORCHRUN, "--standalone") if how == "torchrun" else ()), script])
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    if how == "torchrun" and "_launch_here()" in script.read_text():
+    if how == "torchrun" and "_tpunb_launch_here()" in script.read_text():
         assert "each of 2 processes trains by itself" in done.stderr
 
 

@@ -55,7 +55,7 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(starts_processes: None) -> Iterator[Browser]:
     with browsers.chromium() as made:
         yield made
 

@@ -17,7 +17,7 @@ from tpunb.notebook.lint.linter import RULES
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.skipif(find_spec("torch_xla") is None, reason="needs torch_xla")
 def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
-    script = Path(__file__).with_name("facts.py")
+    script = Path(__file__).parents[1] / "notebook/lint/facts.py"
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     facts = json.loads(run.stdout.splitlines()[-1])

@@ -130,6 +130,7 @@ def through(batches: Position, epochs: int) -> list[list[int]]:
     return [torch.cat(list(batches)).tolist() for _ in range(batches.epoch, epochs)]
 
 
+@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("given", [False, True])
 def test_resume_continues_the_order_of_batches(

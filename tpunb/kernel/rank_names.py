@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpunb.notebook.convert import statements
+from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult
@@ -90,7 +91,4 @@ def _reads(source: str, name: str) -> bool:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a magic of IPython's
         return False
-    loads = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name)
-    return name not in statements.bound_names(tree) and any(
-        isinstance(node.ctx, ast.Load) for node in loads
-    )
+    return name in names_read(tree, {})

@@ -293,7 +293,7 @@ os.environ.update(PJRT_DEVICE="TPU", RANK="6", WORLD_SIZE="8")
 # This machine has none: what torch would do on one is only recorded.
 dist.init_process_group = lambda *args, **kwargs: print("joined", args, kwargs)
 dist.destroy_process_group = lambda: print("left")
-_launch_here()
+_tpunb_launch_here()
 import torch_xla.distributed.xla_multiprocessing as xmp
 torch_xla.launch(lambda *args: print(args), args=("a",))
 xmp.spawn(lambda *args: print(args), args=("b",), nprocs=8, start_method="fork")

@@ -385,6 +385,14 @@ def test_findings_about_the_train_cell_are_marked() -> None:
     assert [f.rule for f in lint(snapshot, rules=["not-returned"])] == ["not-returned"]
 
 
+def test_modules_of_a_train_cell_that_cells_below_use() -> None:
+    train = "%%tpu_train\nimport os, time"
+    own = "def f():\n    import os\n    return os.getcwd()\nprint(f(), time.time())"
+    [found] = lint(replace(notebook(train, own), train=0), rules=["not-returned"])
+    assert found.message == "`time` is imported in the ranks of cell [1] only"
+    assert found.fix == "import it here too, or in a cell above"
+
+
 def test_a_module_that_a_cell_writes_is_a_separate_program() -> None:
     module = "%%writefile train.py\nimport torch_xla.core.xla_model as xm\n\nxm.xrt_world_size()\ny"
     cells = ("x = 1", module, OLD, "print(x)")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from tpunb.notebook.convert.earlier_values import TrainLine, train_line
 from tpunb.notebook.convert.magics import RUN_HELPERS
-from tpunb.notebook.convert.statements import bindings, bound_names
+from tpunb.notebook.convert.statements import bindings, bound_names, executed
 from tpunb.notebook.lint.index import LAUNCHERS, Fit, NotebookIndex, Program, makers
 from tpunb.notebook.lint.names import argument, call, dotted, last_part
 from tpunb.notebook.lint.walk import DefinedFunction, Frame, ParsedCell, Site
@@ -20,6 +20,8 @@ class Missing(Enum):
 
     ONLY_ASSIGNED = auto()
     """No other cell assigns it."""
+    ONLY_IMPORTED = auto()
+    """No other cell imports it."""
     TRAINED = auto()
     """A model."""
     HOLDS_MODEL = auto()
@@ -74,11 +76,13 @@ def find_not_returned(notebook: NotebookIndex) -> Iterator[NotReturned]:
         train = program.cell
         assert train is not None
         changed = _changed(notebook, program)
+        imported = _imported(executed(train.tree))
         for name in sorted(made[index] - brought - elsewhere):
             trainer = changed.get(name) is Missing.HOLDS_MODEL
             for site in _reads_below(notebook, name, train):
                 if name not in made[site.cell.index]:
-                    yield NotReturned(name, train, site, Missing.ONLY_ASSIGNED, trainer)
+                    how = Missing.ONLY_IMPORTED if name in imported else Missing.ONLY_ASSIGNED
+                    yield NotReturned(name, train, site, how, trainer)
                     break
         for name in sorted((changed.keys() & elsewhere) - {*lines[index].names}):
             how = changed[name]
@@ -107,10 +111,20 @@ def _reads_below(notebook: NotebookIndex, name: str, train: ParsedCell) -> Itera
     """Yield the sites in cells below a train cell that read a global name in the kernel."""
     for site in notebook.sites.loads(name):
         function = site.frame.function
-        while function is not None and name not in {*function.locals, *function.parameters}:
+        while function is not None and not _binds(function, name):
             function = function.outer.function
         if function is None and site.cell.index > train.index and not _is_own(name, site.frame):
             yield site
+
+
+def _binds(function: DefinedFunction, name: str) -> bool:
+    """Whether a name is a local variable of a function, or imported in it."""
+    body = [] if isinstance(function.node, ast.Lambda) else function.node.body
+    return name in function.locals or name in _imported(executed(ast.Module(body, [])))
+
+
+def _imported(nodes: Iterable[ast.AST]) -> set[str]:
+    return bindings(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)).names
 
 
 def _is_own(name: str, frame: Frame | None) -> bool:

@@ -158,9 +158,11 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
     for missing in find_not_returned(notebook):
         name, number, site = missing.name, missing.train.number, missing.site
         fix = f"add `--returns {name}` to cell [{number}]"
-        if missing.trainer:
+        if missing.how is Missing.ONLY_IMPORTED:
+            fix = "import it here too, or in a cell above"
+        elif missing.trainer:
             fix = f"do this in cell [{number}], or return the model and use it instead of `{name}`"
-        sure = missing.how is Missing.ONLY_ASSIGNED and site.simple()
+        sure = missing.how in (Missing.ONLY_ASSIGNED, Missing.ONLY_IMPORTED) and site.simple()
         message = _MISSING[missing.how].format(name, number)
         severity: Severity | None = None if sure else "warning"
         yield Hit(site, message, fix, severity=severity, about=missing.train)
@@ -168,6 +170,7 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
 
 _MISSING = {
     Missing.ONLY_ASSIGNED: "`{}` exists only in the ranks of cell [{}]",
+    Missing.ONLY_IMPORTED: "`{}` is imported in the ranks of cell [{}] only",
     Missing.TRAINED: "`{}` is trained in the ranks of cell [{}] and not returned: in the kernel it "
     "is untrained",
     Missing.HOLDS_MODEL: "`{}` trains in the ranks of cell [{}]: in the kernel its model is "
