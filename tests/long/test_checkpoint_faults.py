@@ -81,7 +81,7 @@ def test_load_finds_the_newest_complete_checkpoint_after_kills(
             assert rank == 0 or found.step == last
             last = found.step
         assert "cut off" not in capsys.readouterr().err
-    assert last > 30  # some attempts did save,
+    assert last > 10  # some attempts did save,
     assert torn > 30  # and some were killed in the middle
     monkeypatch.setenv("RANK", "0")
     save("the last", last + 1)

@@ -125,6 +125,9 @@ class Changes:
         self._effects: dict[str, list[Effect]] = {}
         self._versions: Versions = {}
         self._marks = self._all_marks()
+        self._loaded = 0
+        self._own: list[str] = []
+        """The user's modules."""
         self._specs: dict[str, object] = {}
         self._files: dict[str, tuple[int, int]] = {}
         self._first = {
@@ -299,13 +302,19 @@ class Changes:
 
     def _note_modules(self) -> None:
         """Remember the files of the user's modules as they were imported, or reloaded."""
-        for name, module in list(sys.modules.items()):
+        loaded_now = len(sys.modules)
+        new = loaded_now != self._loaded
+        self._loaded = loaded_now
+        for name in list(sys.modules if new else self._own):
+            module = sys.modules.get(name)
             spec = getattr(module, "__spec__", None)
             if name in self._specs and self._specs[name] is spec:
                 continue
             self._specs[name] = spec
             file = getattr(module, "__file__", None)
             if name != "__main__" and isinstance(file, str) and is_local_file(file):
+                if name not in self._own:
+                    self._own.append(name)
                 with suppress(OSError):  # in a zip file, or deleted
                     self._files[file] = _edition(file)
 

@@ -45,7 +45,7 @@ SAMPLES = 1024
 _PICKLED = frozenset("array datetime decimal fractions ipaddress re uuid zoneinfo".split())
 """Modules of the standard library whose values are pickled as they are."""
 _PLAIN = (range, slice, complex, type(...), type(NotImplemented))
-_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
+_IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
 _CODE = "co_code co_names co_varnames co_freevars co_cellvars co_argcount co_kwonlyargcount".split()
 _NOT_OF_CLASS = frozenset(
     "__dict__ __weakref__ __doc__ __annotations__ __abstractmethods__ _abc_impl __slotnames__ "
@@ -67,13 +67,13 @@ class Mark:
 
 def mark(value: object) -> Mark:
     """Return the mark of a value. Takes 0.2 s at most, and runs no code of a user's class."""
-    simple = any(type(value) is kind for kind in _IMMUTABLE)
+    kind = type(value)
+    simple = type(kind) is type and kind in _IMMUTABLE
     if simple and (not isinstance(value, str | bytes) or len(value) < _LONG):
-        return Mark(f"{type(value).__name__} {value!r}".encode(), exact=True, identity=0)
+        return Mark(f"{kind.__name__} {value!r}".encode(), exact=True, identity=0)
     into = _Hash()
     if (exact := _pickle(value, into)) is None:
         into = _Hash()
-        kind = type(value)
         into.update(repr((type.__getattribute__(kind, "__name__"), id(value))).encode())
         for part in _sample(value, kind):
             if _pickle(part, each := _Hash()) is None:
