@@ -87,6 +87,7 @@ MESSAGES = [
     StopHosts(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
     HostLost(2, "host h2 was lost", 17.5),
     HostEnded({"state": "succeeded"}, 18.5),
+    HostEnded({"state": "succeeded"}, 18.5, [{"optimizer": "SGD"}]),
     RunOver({"state": "succeeded"}),
     Beat(idle=True),
 ]

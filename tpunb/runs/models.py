@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tpunb.runs.spec import ModelsCause
 from tpunb.utils import files, records
@@ -150,14 +151,27 @@ def _words(values: Sequence[float | None]) -> list[str]:
 
 def write_models(path: Path, models: Sequence[SteppedModel]) -> None:
     """Write the models of this rank. Raises OSError."""
-    files.atomic_write(path, json.dumps([asdict(model) for model in models]).encode())
+    files.atomic_write(path, json.dumps(to_json(models)).encode())
 
 
 def read_models(path: Path) -> tuple[SteppedModel, ...]:
     """Read what `write_models` wrote; () if the rank has written nothing, or only a part."""
     try:
-        return tuple(records.convert(tuple[SteppedModel, ...], records.read(path)))
+        return from_json(records.read(path))
     except (OSError, ValueError):
+        return ()
+
+
+def to_json(models: Sequence[SteppedModel]) -> list[Any]:
+    """Return models as plain JSON values."""
+    return [asdict(model) for model in models]
+
+
+def from_json(models: Any) -> tuple[SteppedModel, ...]:
+    """Return what `to_json` was given; () if the values are of another form."""
+    try:
+        return tuple(records.convert(tuple[SteppedModel, ...], models))
+    except ValueError:
         return ()
 
 

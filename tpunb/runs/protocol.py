@@ -28,12 +28,11 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from tpunb.runs.models import SteppedModel
 from tpunb.runs.spec import StopCause, StopOrigin
 from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
@@ -348,8 +347,8 @@ class HostEnded:
     """The JSON of a `RunResult` of this host's ranks."""
     now: float
     """The time of this host's clock."""
-    models: tuple[SteppedModel, ...] = ()
-    """The models that its first rank ended with."""
+    models: list[Any] = field(default_factory=list)
+    """The JSON of the models that its first rank ended with (`tpunb.runs.models`)."""
 
 
 @dataclass(frozen=True)

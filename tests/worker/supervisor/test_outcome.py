@@ -11,7 +11,13 @@ import pytest
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.models import DifferentModels, SteppedModel, SteppedParameter, write_models
+from tpunb.runs.models import (
+    DifferentModels,
+    SteppedModel,
+    SteppedParameter,
+    to_json,
+    write_models,
+)
 from tpunb.runs.protocol import HostEnded
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
@@ -344,7 +350,7 @@ class TestSeveralHosts:
             model = SteppedModel("SGD", "line 3", 4, (0.1,), 0, 0, "", False, 0, (weight,))
             write_models(run.models(0, 0), [model])
             other = replace(model, parameters=(replace(weight, values=(second,)),))
-            ended = HostEnded(parts[1].to_json(), 0.0, (other,))
+            ended = HostEnded(parts[1].to_json(), 0.0, to_json([other]))
             return merge_results(parts[0], None, [ended]).different_models
 
         assert merged(1.0, 1.0) is None

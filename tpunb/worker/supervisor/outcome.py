@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
-from tpunb.runs.models import DifferentModels, find_difference, read_models
+from tpunb.runs.models import DifferentModels, find_difference, from_json, read_models
 from tpunb.runs.parameters import parameters
 from tpunb.runs.protocol import HostEnded
 from tpunb.runs.result import Failure, RunResult, signal_name
@@ -188,7 +188,8 @@ def _compare_hosts(own: RunResult, others: Sequence[HostEnded]) -> DifferentMode
     """Compare the models of each host's first rank."""
     run, local = RunDir(own.dir), own.world_size // len(own.hosts)
     found = {0: read_models(run.models(own.attempts - 1, 0))}
-    return find_difference(found | {n * local: e.models for n, e in enumerate(others, 1)})
+    found |= {n * local: from_json(each.models) for n, each in enumerate(others, 1)}
+    return find_difference(found)
 
 
 def _state(seen: RunObservation, failures: list[Failure]) -> RunState:

@@ -27,7 +27,7 @@ from types import MappingProxyType
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.follow import Outputs
-from tpunb.runs.models import read_models
+from tpunb.runs.models import read_models, to_json
 from tpunb.runs.protocol import (
     AbandonAttempt,
     AllFinished,
@@ -536,7 +536,7 @@ class Supervision:
         if not self._end_reported:
             self._end_reported = True
             self._read_last_outputs()
-            models = read_models(self.dir.models(self._attempt, self._own[0]))
+            models = to_json(read_models(self.dir.models(self._attempt, self._own[0])))
             self._hosts.say(HostEnded(self._result().to_json(), time.time(), models))
         return self._hosts.over
 
