@@ -16,7 +16,7 @@ import ast
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +38,11 @@ TORCH_SETTERS = {
     "is_grad_enabled": "set_grad_enabled",
     "are_deterministic_algorithms_enabled": "use_deterministic_algorithms",
 }
+_IN_A_NEW_PROCESS = {
+    "is_grad_enabled": True,
+    "are_deterministic_algorithms_enabled": False,
+}
+"""And torch.float32 is the default dtype."""
 _MANAGED = frozenset(("PJRT_DEVICE", "XLA_USE_SPMD"))
 """Environment variables that tpunb itself changes in the kernel and sets in each run."""
 
@@ -130,14 +135,14 @@ class Changes:
         """The user's modules."""
         self._specs: dict[str, object] = {}
         self._files: dict[str, tuple[int, int]] = {}
-        self._first = {
-            name: self._version(name, "the beginning", None, self._marks[name])
-            for name in self._marks
+        first = {
+            name: self._version(name, "the beginning", None, new)
+            for name, new in self._marks.items()
         }
         for source in earlier:
             made = changed_names(source) & self._marks.keys()
             self._add(source, None, {name: self._marks[name] for name in made}, failed=False)
-        self._versions = {**self._first, **self._versions}
+        self._versions = {**first, **self._versions}
         self._note_modules()
 
     # What happens in the kernel
@@ -174,9 +179,9 @@ class Changes:
         # The ranks' environment is the kernel's, until a cell of the run changes it.
         settings = {name: run[name] for name in run if name.startswith(_VARIABLES)}
         settings |= {
-            name: run.get(name, first)
-            for name, first in self._first.items()
-            if name.startswith(_TORCH)
+            name: run[name] if name in run and run[name].content else _setting_at_first(name)
+            for name in now
+            if name.startswith(_TORCH) and not now[name].gone
         }
         for name, there in [*((name, run.get(name)) for name in names), *settings.items()]:
             kernel = now.get(name)
@@ -210,7 +215,7 @@ class Changes:
             for name, value in list(os.environ.items())
             if name not in _MANAGED
         }
-        return found | {name: read() for name, read in _torch_settings()}
+        return found | dict(_torch_settings())
 
     def _all_marks(self) -> dict[str, Mark]:
         return {name: mark(value) for name, value in self._state().items()}
@@ -385,7 +390,16 @@ def _tree(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _torch_settings() -> Iterator[tuple[str, Callable[[], object]]]:
+def _torch_settings() -> Iterator[tuple[str, object]]:
     for name in TORCH_SETTERS:
         if (read := loaded("torch", name)) is not None:
-            yield f"{_TORCH}{name}()", read
+            # Another thread may be in the middle of importing torch.
+            with suppress(RuntimeError):
+                yield f"{_TORCH}{name}()", read()
+
+
+def _setting_at_first(name: str) -> Version:
+    """Return the version of a setting of torch in a new process."""
+    value = _IN_A_NEW_PROCESS.get(name.removeprefix(_TORCH).removesuffix("()"))
+    first = mark(loaded("torch", "float32") if value is None else value)
+    return Version("a new process", content=first.hash)
