@@ -87,7 +87,8 @@ class TestATrainCell:
         first = train(nb, "made = [factor]\nprint('factor', factor)", "--returns made --cores 2")
         assert "[0-1] factor 2" in first.good().stdout or first.stdout.count("factor 2") == 2
         nb.run(f"{PRELUDE}\nfactor = 3", "prelude", saved=False).good()
-        second = train(nb, "print('factor', factor, 'made' in globals())", "--cores 1").good()
+        look = "print('factor', factor, hasattr(__import__('__main__'), 'made'))"
+        second = train(nb, look, "--cores 1").good()
         assert "[0] factor 3 False" in second.stdout
         assert nb.value("made, factor") == ([2], 3)
 

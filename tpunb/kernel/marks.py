@@ -25,6 +25,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from tpunb.utils.modules import is_own_module, loaded, own_attributes
+from tpunb.xla.private_names import TENSOR_VERSION
 
 MOST_BYTES = 1 << 20
 """The size of a pickle up to which a value is read as a whole. Long texts and arrays, which take
@@ -284,7 +285,7 @@ def _tensor(pickler: _Pickler, value: Any) -> _Parts:
 
 def _version(pickler: _Pickler, value: Any) -> _Parts:
     """Changes with each change in place, also where reading the values would cost a program."""
-    version = None if value.is_inference() else value._version
+    version = None if value.is_inference() else getattr(value, TENSOR_VERSION)
     return (*_identity(pickler, value), version)
 
 

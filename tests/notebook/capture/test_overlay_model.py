@@ -85,7 +85,7 @@ class Model:
         for run in self.runs:
             if run.id not in order and run.id != train:
                 _follow(order, str(run.id), before, filed)
-            before = before if run.id == train else run.id
+            before = before if run.id == train and train not in order else run.id
         if train not in order:
             _follow(order, train, before, filed)
         at = order.index(train)
