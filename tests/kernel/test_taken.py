@@ -60,7 +60,7 @@ def plain_state(value: object) -> object:
     return literal(value)
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(100))
 @given(steps=STEPS, below=st.frozensets(st.sampled_from(CELLS), max_size=2))
 def test_ranks_get_plain_kernel_values_after_any_edits(
     steps: Sequence[tuple[str, str | None]], below: frozenset[str]
