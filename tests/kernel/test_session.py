@@ -97,7 +97,8 @@ class FakeLauncher:
 def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Session]:
     """A session in a shell without a front end, whose notebook is one cell."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    monkeypatch.setenv("PJRT_DEVICE", "")  # so that what a test sets is undone, too
+    monkeypatch.delenv("PJRT_DEVICE")
     monkeypatch.setattr(device, "choose_device", lambda wanted, set_by_user: None)
     monkeypatch.setattr(last_run, "result", None)
     monkeypatch.setattr(setup, "missing_xla", list)
