@@ -76,6 +76,8 @@ class Version:
 
 _NOTHING = Version("", gone=True)
 Versions = dict[str, Version]
+_Changed = dict[str, tuple[object, Mark]]
+"""Values that have changed, and their marks."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +126,26 @@ class Change:
 class Changes:
     """Follows the variables of one kernel."""
 
-    def __init__(self, user_ns: dict[str, Any], earlier: Iterable[str] = ()) -> None:
+    def __init__(self, user_ns: dict[Any, Any], earlier: Iterable[str] = ()) -> None:
         """Begin with the variables as they are. `earlier`: the texts of the cells so far."""
         self._user_ns = user_ns
         self._effects: dict[str, list[Effect]] = {}
         self._versions: Versions = {}
-        self._marks = self._all_marks()
+        state = self._state()
+        self._marks = {name: mark(value) for name, value in state.items()}
         self._loaded = 0
         self._own: list[str] = []
         """The user's modules."""
         self._specs: dict[str, object] = {}
         self._files: dict[str, tuple[int, int]] = {}
         first = {
-            name: self._version(name, "the beginning", None, new)
-            for name, new in self._marks.items()
+            name: _version(name, value, "the beginning", None, self._marks[name])
+            for name, value in state.items()
         }
         for source in earlier:
-            made = changed_names(source) & self._marks.keys()
-            self._add(source, None, {name: self._marks[name] for name in made}, failed=False)
+            names = changed_names(source) & self._marks.keys()
+            made = {name: (state[name], self._marks[name]) for name in names}
+            self._add(source, None, made, failed=False)
         self._versions = {**first, **self._versions}
         self._note_modules()
 
@@ -149,21 +153,20 @@ class Changes:
 
     def cell_ended(self, source: str, number: int | None, *, failed: bool) -> None:
         """Note what a cell has changed."""
-        marks = self._all_marks()
-        changed = {name: new for name, new in marks.items() if self._marks.get(name) != new}
-        gone = self._marks.keys() - marks.keys()
-        self._marks = marks
+        changed, gone = self._changed()
+        self._marks |= {name: new for name, (_, new) in changed.items()}
+        for name in gone:
+            del self._marks[name]
         self._add(source, number, changed, gone, failed=failed)
         self._note_modules()
 
     def returned(self, names: Iterable[str], run: str, number: int | None) -> None:
         """Note that a run has returned values to these variables."""
         for name in names:
-            if name in self._user_ns:
-                self._marks[name] = mark(self._user_ns[name])
-                self._versions[name] = self._version(
-                    name, _returned(name, run), number, self._marks[name]
-                )
+            value = self._user_ns.get(name)
+            self._marks[name] = mark(value)
+            token = _returned(name, run)
+            self._versions[name] = _version(name, value, token, number, self._marks[name])
 
     # What a run gets
 
@@ -208,7 +211,7 @@ class Changes:
         found = {
             name: value
             for name, value in list(self._user_ns.items())
-            if name.isidentifier() and not is_of_ipython(name)
+            if isinstance(name, str) and name.isidentifier() and not is_of_ipython(name)
         }
         found |= {
             f"{_VARIABLES}{name!r}]": value
@@ -217,24 +220,21 @@ class Changes:
         }
         return found | dict(_torch_settings())
 
-    def _all_marks(self) -> dict[str, Mark]:
-        return {name: mark(value) for name, value in self._state().items()}
-
-    def _version(self, name: str, token: str, cell: int | None, new: Mark) -> Version:
-        value = self._state_of(name)
-        content = new.hash if new.exact else None
-        classes = frozenset(map(id, own_classes(value)))
-        parts = parts_of(name, value)
-        return Version(token, cell, content, new.identity, parts, classes=classes)
-
-    def _state_of(self, name: str) -> object:
-        return self._user_ns[name] if name.isidentifier() else self._state()[name]
+    def _changed(self) -> tuple[_Changed, set[str]]:
+        """Return what has another mark than after the last cell, and the names that are gone."""
+        # Read once: other threads of the notebook may change variables at any time.
+        state = self._state()
+        marks = {name: mark(value) for name, value in state.items()}
+        changed = {
+            name: (state[name], new) for name, new in marks.items() if self._marks.get(name) != new
+        }
+        return changed, self._marks.keys() - marks.keys()
 
     def _add(
         self,
         source: str,
         number: int | None,
-        changed: Mapping[str, Mark],
+        changed: _Changed,
         gone: Iterable[str] = (),
         *,
         failed: bool,
@@ -245,8 +245,8 @@ class Changes:
         }
         token = _token(source, reads, f"{number}" if failed else "")
         made = {
-            name: self._version(name, f"{name} of {token}", number, new)
-            for name, new in changed.items()
+            name: _version(name, value, f"{name} of {token}", number, new)
+            for name, (value, new) in changed.items()
         }
         made |= dict.fromkeys(gone, _NOTHING)
         self._versions = {**before, **made}
@@ -267,14 +267,12 @@ class Changes:
 
     def _now(self, running: int | None) -> Versions:
         """Return the versions at this moment, in the middle of a cell."""
-        marks = self._all_marks()
+        changed, gone = self._changed()
         now = {
-            name: self._version(name, f"{name} in {running}", running, new)
-            for name, new in marks.items()
-            if self._marks.get(name) != new
+            name: _version(name, value, f"{name} in {running}", running, new)
+            for name, (value, new) in changed.items()
         }
-        gone = {name: _NOTHING for name in self._versions if name not in marks}
-        return {**self._versions, **now, **gone}
+        return {**self._versions, **now, **dict.fromkeys(gone, _NOTHING)}
 
     def _run(self, prelude: Iterable[PreludeCell], now: Versions) -> Versions:
         """Return the versions that the cells of a run make, starting in a new process."""
@@ -322,6 +320,12 @@ class Changes:
                     self._own.append(name)
                 with suppress(OSError):  # in a zip file, or deleted
                     self._files[file] = _edition(file)
+
+
+def _version(name: str, value: object, token: str, cell: int | None, new: Mark) -> Version:
+    content = new.hash if new.exact else None
+    classes = frozenset(map(id, own_classes(value)))
+    return Version(token, cell, content, new.identity, parts_of(name, value), classes=classes)
 
 
 def _edition(file: str) -> tuple[int, int]:

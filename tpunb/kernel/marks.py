@@ -98,7 +98,8 @@ def _pickle(value: object, into: _Hash) -> bool | None:
 def _sample(value: Any, kind: type) -> Iterator[object]:
     """Yield what is compared of a value that is too large: which items it has, and some of them."""
     if any(kind is known for known in (list, tuple, dict, set, frozenset)):
-        items = [value] if kind is not dict else [value.keys(), value.values()]
+        # Copied at once: another thread may change the value.
+        items = [list(value)] if kind is not dict else [list(value), list(value.values())]
         yield len(value)
         for each in items:
             yield array("Q", map(id, each)).tobytes()

@@ -168,9 +168,10 @@ def _settings(value: Any, kind: PartKind) -> list[tuple[str, str, object]] | Non
     if kind is PartKind.LEAF or (kind is PartKind.DICT and len(value) > _MOST_PARTS):
         return None
     if kind is PartKind.DICT:
-        if not value or not all(type(key) is str for key in value):
+        items = list(value.items())  # at once: another thread may change it
+        if not items or not all(type(key) is str for key, _ in items):
             return None
-        return [(f"[{key!r}]", key, item) for key, item in value.items()]
+        return [(f"[{key!r}]", key, item) for key, item in items]
     if issubclass(type(value), type):
         attributes = dict(type.__getattribute__(value, "__dict__"))
     elif type(value) in (ModuleType, SimpleNamespace):
