@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.drivers.edited_notebook import Notebook, notebook
 from tests.support import examples
 from tpunb.kernel.taken import Taken
 from tpunb.utils.literals import literal
+from tpunb.utils.names_read import names_read
 
 NAMES = "abc"
 NUMBERS = st.one_of(
@@ -251,6 +253,40 @@ class TestWhatIsTaken:
         finally:
             torch.set_default_dtype(torch.float32)
             os.environ.pop("SOME_TOKEN", None)
+
+
+NAMED_ALIKE = """
+import dataclasses
+@dataclasses.dataclass(frozen=True)
+class Config:
+    lr: float = 1
+    lr_min: float = 1
+    net: object = print
+class Items(dict): ...
+conf, items = Config(), Items(a=1)
+"""
+
+
+@pytest.mark.parametrize(
+    "source", ["return lr", "print(lr)\nbreak", "yield lr", "1 +", "%%bash\nls"]
+)
+def test_a_cell_that_is_no_python(source: str) -> None:
+    made = notebook("lr", "lr = 1")
+    assert not made.run("2", source)
+    assert made.taken().statements == []
+    assert names_read(ast.parse("lr\nreturn other"), made.kernel) == ["lr"]
+
+
+def test_settings_of_another_object_whose_names_begin_alike() -> None:
+    made = notebook("conf, items", NAMED_ALIKE)
+    held = made.kernel["conf"]
+    made.run_below("conf, items = Config(1, 2), Items(a=2)")
+    taken, ranks = made.start()
+    assert (ranks["conf"].lr, ranks["conf"].lr_min) == (1, 2)
+    assert taken.left == ["items (cell [2])"]
+    made.run_below("conf = Config(1, 2, len)")
+    assert made.taken().left == ["conf.net (cell [3])", "items (cell [2])"]
+    assert (held.lr, held.lr_min) == (1, 1)
 
 
 LEFT = "changes in the kernel that this run does not have: "

@@ -71,9 +71,8 @@ def parts_of(name: str, value: object) -> tuple[Part, ...]:
 
 def top_level(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return a value and its outermost parts, each as a whole."""
-    outer = [
-        part for part in parts[1:] if _parent(part.path, {p.path: p for p in parts[1:]}) is None
-    ]
+    inner = {part.path: part for part in parts[1:]}
+    outer = [part for path, part in inner.items() if _parent(path, inner) is None]
     return (
         parts[0],
         *(replace(p, kind=PartKind.LEAF, hash=p.hash or _hash_of(p, parts)) for p in outer),
@@ -225,5 +224,5 @@ def _within(path: str, done: list[str]) -> bool:
 
 def _parent(path: str, own: dict[str, Part]) -> PartKind | None:
     """Return the kind of the innermost part that contains `path`."""
-    outer = [p for p in own if p != path and path.startswith(p)]
+    outer = [p for p in own if path.startswith((f"{p}[", f"{p}."))]
     return own[max(outer, key=len)].kind if outer else None

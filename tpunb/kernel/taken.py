@@ -144,18 +144,16 @@ def _take_value(taken: Taken, change: Change, value: object) -> bool:
     here = () if change.run is None else change.run.parts
     whole = kernel[0]
     apart = bool(here) and here[0].kind is whole.kind is not PartKind.LEAF
-    if apart and change.in_place:
+    other = apart and whole.taken is None and whole.kind is not PartKind.CLASS
+    if apart and (change.in_place or other):
+        if not change.in_place:  # other names of the run's object keep their values
+            kernel, here = top_level(kernel), top_level(here)
+            taken.statements.append(f'{change.name} = __import__("copy").copy({change.name})')
         found = list(differences(kernel, here))
         for difference in found:
             _take_part(taken, change, difference)
         if not found:  # what is no setting has changed: an item of a user's list, a base class
             taken.left.append(_left(change, "", whole))
-        return False
-    if apart and whole.taken is None and whole.kind is not PartKind.CLASS:
-        # Another object in the kernel. Other names of the run's object keep their values.
-        taken.statements.append(f'{change.name} = __import__("copy").copy({change.name})')
-        for difference in differences(top_level(kernel), top_level(here)):
-            _take_part(taken, change, difference)
         return False
     if whole.taken is None:
         if change.run is not None:  # otherwise the conversion knows whether it is needed

@@ -102,9 +102,11 @@ def _names_in(target: ast.AST | None) -> set[str]:
 
 def _compiled(node: ast.stmt) -> CodeType:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code: CodeType = compile(
-        ast.Module([node], []), "<cell>", "exec", flags=flags, dont_inherit=True
-    )
+    tree = ast.Module([node], [])
+    try:
+        code: CodeType = compile(tree, "<cell>", "exec", flags=flags, dont_inherit=True)
+    except SyntaxError:  # which parsing does not find: a `return` outside of a function
+        code = compile("", "<cell>", "exec")
     return code
 
 
