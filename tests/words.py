@@ -1,4 +1,4 @@
-"""Refuse the words of the left column of docs/words.md: `python -m tests.words`, in `make check`."""
+"""Refuses the left column of docs/words.md: `python -m tests.words`, in `make check`."""
 
 from __future__ import annotations
 
