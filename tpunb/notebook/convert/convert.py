@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpunb.notebook.convert import (
-    displays,
     earlier_values,
     header,
     missing_changes,
@@ -522,22 +521,6 @@ def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) ->
             conversion.files.helpers |= {earlier_values.HELPER, earlier_values.CALL_HELPER}
 
 
-def leave_out_displays(conversion: Conversion) -> None:
-    """Leave cells that only draw or display out of a run; a script on its own keeps them."""
-    if conversion.got is None or conversion.train is None:
-        return
-    code = conversion.code
-    found = displays.find_display_cells(
-        [cell.source for cell in code],
-        [cell.metadata.role == "prelude" for cell in code],
-        conversion.results,
-    )
-    for cell in (code[index] for index in found):
-        omission = LeftOutLine(1, _first_line(cell.source), LeftOut.ONLY_DISPLAYS)
-        conversion.add_omissions(cell, [omission])
-        _comment_out(cell, LeftOut.ONLY_DISPLAYS)
-
-
 def leave_out_run_folders(conversion: Conversion) -> None:
     """Leave code that only displays run folders out of a script on its own, which has none."""
     if earlier_values.HELPER not in conversion.files.helpers:
@@ -685,7 +668,6 @@ STEPS = (
     give_output_lines_attributes,
     leave_out_front_end,
     replace_launches,
-    leave_out_displays,
     leave_out_run_folders,
     fit_into_one_file,
     read_as_a_whole,
