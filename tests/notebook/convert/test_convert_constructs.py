@@ -99,6 +99,12 @@ CASES = [
     Case("%%bash", "%%bash\necho no\nif [ a ]; then b; fi", "", "", ("%%bash …",)),
     Case("%%!", "%%!\necho no", "", "", ("%%! …",)),
     Case("x = !cmd", "x = !printf 'a\\nb c\\n'", "print(x)", "['a', 'b c']"),
+    Case(
+        "x = !cmd, as IPython's list",
+        "x = !printf 'a b\\nc'",
+        "import pickle\nprint(x.s, x.grep('c'), type(pickle.loads(pickle.dumps(x))).__name__)",
+        "a b c ['c'] list",
+    ),
     Case("x = !cmd, continued", "x = !echo a \\\n  b\ny = 1", "print(x, y)", "['a b'] 1"),
     Case(
         "x = !cmd {python}",
