@@ -19,6 +19,7 @@ SKIP_LINE = "# tpu: skip"
 SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPYNB}
 """Tags of cells that run in the notebook only; the second is jupytext's."""
 
+
 _PASS = "pass  # "
 
 
@@ -330,24 +331,19 @@ def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
 
 
 def _drop_needless_pass(cell: EditedCell) -> bool:
-    """Drop `pass` from left-out lines, except where a block would be empty.
+    """Drop `pass` from left-out lines, except where a block would be empty: linters mind it.
 
     Returns True if there were such lines.
     """
-    kept = [
+    found = [
         line - 1 for line, _, _ in cell.left_out if cell.lines[line - 1].lstrip().startswith(_PASS)
     ]
-    before = list(cell.lines)
-    for index in kept:
-        cell.lines[index] = before[index].replace(_PASS, "# ", 1)
-    if not kept or syntax.parsed(cell.lines) is not None:
-        return bool(kept)
-    cell.lines = list(before)
-    for index in kept:
-        cell.lines[index] = before[index].replace(_PASS, "# ", 1)
+    for index in found:
+        before = cell.lines[index]
+        cell.lines[index] = before.replace(_PASS, "# ", 1)
         if syntax.parsed(cell.lines) is None:
-            cell.lines[index] = before[index]
-    return True
+            cell.lines[index] = before
+    return bool(found)
 
 
 def _timed(code: str) -> str:
