@@ -344,18 +344,12 @@ def leave_out_cells(conversion: Conversion) -> None:
                 cell.metadata.only_values = True
                 kept.append(cell)
                 continue
-            _comment_out(cell, reason)
+            cell.cell_type = "markdown"
+            del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
+            cell.source = f"cell [{number}] is left out, {reason}: {line}"
         if not below and (cell.source.strip() or cell.metadata.role == "train"):
             kept.append(cell)
     conversion.cells = kept
-
-
-def _comment_out(cell: Any, reason: LeftOut) -> None:
-    """Replace a left-out cell by a line with the reason."""
-    line = _first_line(cell.source)
-    cell.cell_type = "markdown"
-    del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
-    cell.source = f"cell [{cell.metadata.number}] is left out, {reason}: {line}"
 
 
 def _why_left_out(cell: Any, below: bool) -> LeftOut | None:
