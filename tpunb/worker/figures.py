@@ -125,7 +125,7 @@ def _choose_backend(matplotlib: Any) -> None:
 
 
 def _replace(module: ModuleType) -> None:
-    """Replace `display`, also where handles find it, which `display(…, display_id=…)` returns."""
+    """Replace `display`, also in its own module, whose `DisplayHandle.update` calls it."""
     names: Any = module
     defining: Any = sys.modules[names.display.__module__]
     original = names.display

@@ -19,7 +19,6 @@ SKIP_LINE = "# tpu: skip"
 SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPYNB}
 """Tags of cells that run in the notebook only; the second is jupytext's."""
 
-
 _PASS = "pass  # "
 
 
