@@ -80,6 +80,11 @@ plt.plot([1, 2])
     assert set(logs) <= {"[]\n", ""}
 
 
+def test_nothing_is_imported_to_draw_nothing(driver: Driver) -> None:
+    seen = driver.run(["import sys"], "print({'IPython', 'matplotlib'} & {*sys.modules})")
+    assert printed(seen, 0) == "set()\n"
+
+
 def test_pictures_that_are_not_of_matplotlib(driver: Driver) -> None:
     train = """
 from PIL import Image
