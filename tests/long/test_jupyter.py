@@ -14,7 +14,7 @@ from tests.notebook.capture.fronts import LOAD, TRAIN, code, kernel, write, writ
 from tests.notebook.capture.sources.conftest import _busy_machine, folder
 from tests.notebook.capture.sources.test_jupyter import PASSWORD, asking, client, server
 from tpunb.notebook.capture.sources.base import LocatedNotebook
-from tpunb.notebook.capture.sources.jupyter import Server, SessionName
+from tpunb.notebook.capture.sources.jupyter import from_server, from_session_name
 
 
 @pytest.mark.usefixtures("starts_processes")
@@ -80,5 +80,5 @@ def test_a_server_that_only_takes_a_password(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError, match="403") as caught:
             jupyter.ask("GET", "api/sessions")
         caught.value.close()
-        assert Server().locate(asking) is None
-        assert SessionName().locate(asking) == LocatedNotebook("JPY_SESSION_NAME", path)
+        assert from_server(asking) is None
+        assert from_session_name(asking) == LocatedNotebook("JPY_SESSION_NAME", path)

@@ -50,18 +50,6 @@ def test_a_byte_order_mark_and_missing_ids_do_no_harm(tmp_path: Path) -> None:
     assert load_cells(path) == (Cell(0, "code", "x = 'ä'"),)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_old_formats_are_upgraded(tmp_path: Path, version: int) -> None:
-    cell = {"cell_type": "code", "input": "x = 1\ny = 2", "prompt_number": 4, "outputs": []}
-    cell |= {"language": "python", "collapsed": False, "metadata": {}}
-    text = {"cell_type": "markdown", "source": ["# Title"], "metadata": {}}
-    nb = {"nbformat": version, "nbformat_minor": 0, "metadata": {"name": ""}}
-    path = tmp_path / "nb.ipynb"
-    path.write_text(json.dumps({**nb, "worksheets": [{"cells": [text, cell]}]}), encoding="utf-8")
-    found = [(cell.kind, cell.source, cell.number) for cell in load_cells(path)]
-    assert found == [("markdown", "# Title", None), ("code", "x = 1\ny = 2", 4)]
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.support import Driver, Seen
@@ -54,6 +57,32 @@ print(plt.get_fignums(), plt.get_backend())
         text, state = printed(seen, rank).splitlines()
         assert text == "text"  # figures are not printed
         assert state == "[1, 2, 3] module://tpunb.worker.figure_backend"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"replicate": "--replicate"}], ids=["forked", "replicated"]
+)
+def test_the_prelude_displays_nothing(driver: Driver, options: dict[str, Any]) -> None:
+    look = """
+from IPython.display import HTML
+display(1, HTML("<b>x</b>"))
+handle = display("first", display_id=True)
+handle.update("second")
+plt.plot([1, 2])
+"""
+    seen = driver.run(
+        [IMPORTS, look, "print(plt.get_fignums())"], "handle.update('third')", **options
+    )
+    assert figures(seen) == []
+    assert printed(seen, 0) == printed(seen, 1) == "third\n"
+    logs = [path.read_text() for path in Path(seen.result.dir).rglob("prelude*.log")]
+    assert "[]\n" in logs
+    assert set(logs) <= {"[]\n", ""}
+
+
+def test_nothing_is_imported_to_draw_nothing(driver: Driver) -> None:
+    seen = driver.run(["import sys"], "print({'IPython', 'matplotlib'} & {*sys.modules})")
+    assert printed(seen, 0) == "set()\n"
 
 
 def test_pictures_that_are_not_of_matplotlib(driver: Driver) -> None:

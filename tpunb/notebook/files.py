@@ -15,7 +15,7 @@ KINDS = ("code", "markdown", "raw")
 
 
 def load_cells(path: str | os.PathLike[str], *, own: bool = False) -> tuple[Cell, ...]:
-    """Return the cells of a notebook file of any nbformat, in order. `own`: refuse another user's.
+    """Return the cells of a notebook file of nbformat 4, in order. `own`: refuse another user's.
 
     `number` is the execution count in the file, which may be from an earlier kernel. Outputs
     are ignored. Raises NotebookNotFoundError, and NotebookError for a file that cannot
@@ -47,10 +47,7 @@ def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
     # Without nbformat, which validates all outputs, takes a while to import, and warns about
     # problems that do not matter for this purpose: missing cell ids, malformed outputs.
     try:
-        version = notebook.get("nbformat", 1)
-        if version in (1, 2, 3):
-            notebook = _upgraded(notebook)
-        elif version != 4:
+        if (version := notebook.get("nbformat")) != 4:
             raise ValueError(f"nbformat version {version} is not known")
         return tuple(_cell(index, node) for index, node in enumerate(notebook["cells"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -59,17 +56,6 @@ def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
             f"{name} is JSON but not a notebook ({detail}). Save the notebook again, "
             "or name another file."
         ) from error
-
-
-def _upgraded(notebook: Any) -> Any:
-    """Upgrade a notebook of nbformat 1 to 3 (before 2015) to nbformat 4."""
-    import nbformat
-    from nbformat import reader
-
-    try:
-        return nbformat.convert(reader.reads(json.dumps(notebook)), 4)
-    except nbformat.ValidationError as error:
-        raise ValueError(str(error)) from error
 
 
 def _cell(index: int, node: Any) -> Cell:
@@ -107,11 +93,6 @@ def cell_magics(source: str) -> list[str]:
     return names
 
 
-def code_position(cells: tuple[Cell, ...], cell: Cell) -> int:
-    """Position of a code cell among the code cells, from 1."""
-    return sum(other.kind == "code" for other in cells[: cell.index + 1])
-
-
 def load_snapshot(path: str | os.PathLike[str], cell: str | None = None) -> Snapshot:
     """Return a snapshot of a notebook file, made without a kernel.
 
@@ -147,7 +128,7 @@ def _named(cells: tuple[Cell, ...], name: str, path: str | os.PathLike[str]) -> 
             f"{choices}."
         )
     shown = ", ".join(
-        str(code_position(cells, c)) if c.number is None else f"[{c.number}]" for c in code
+        str(at) if c.number is None else f"[{c.number}]" for at, c in enumerate(code, 1)
     )
     raise NotebookError(
         f"{path} has no code cell {name!r}. Name one by its number, by its position among the "

@@ -41,7 +41,6 @@ class LeftOut(str, Enum):
     TPUNB_MAGIC = "tpunb's own commands are not part of a run"
     UNKNOWN_MAGIC = "tpunb does not know this magic, so its effect is missing here"
     DONE = "it was done in the notebook"
-    ONLY_DISPLAYS = "it only displays, and the run needs nothing of it"
     RUN_FOLDER = "a script that runs by itself has no run folder"
     UNUSED_IMPORT = "nothing in the run needs it"
 

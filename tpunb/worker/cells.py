@@ -22,7 +22,7 @@ from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
 from tpunb.utils.files import read_text, write_json
-from tpunb.worker import replay, script_end, stdio
+from tpunb.worker import figures, replay, script_end, stdio
 from tpunb.xla.rehearsal.errors import (
     CollectiveError,
     PeerLostError,
@@ -128,6 +128,7 @@ class Cells:
         except SystemExit as error:
             end = " ends the prelude before the train cell is reached"
             raise named_exit(error, end) from None
+        figures.close_open()
         stdio.fill_closed()
 
     def execute_parameters(self) -> None:

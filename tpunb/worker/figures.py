@@ -1,11 +1,12 @@
 """What rank 0 draws in the train cell becomes files of the run, which the notebook's cell displays.
 
 `plt.show()` shows all open figures and closes them, as in a notebook, and so does the end of the
-cell (`figure_backend`). `display` shows figures, and objects with `_repr_png_` such as PIL's. Other
-ranks, and the prelude, draw nothing.
+cell (`figure_backend`). `display` shows figures, and objects with `_repr_png_` such as PIL's, and
+prints anything else. Other ranks draw nothing. The prelude, whose cells have displayed their output
+in the notebook, neither draws nor displays anything.
 
 Replaces `display` and `clear_output` in `IPython.display`, and chooses matplotlib's backend with
-its public `use`. Checked on IPython 7.34 to 9.7 and matplotlib 3.7 to 3.10.
+its public `use`. Checked on IPython 7.34 to 9.18 and matplotlib 3.7 to 3.11.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -63,6 +63,7 @@ class Drawing:
 
 _drawing: Drawing | None = None
 """In rank 0, from the beginning of the train cell."""
+_in_train_cell = False
 
 
 def follow_figures() -> None:
@@ -71,9 +72,9 @@ def follow_figures() -> None:
 
 
 def begin(run: RunDir, attempt: int, rank: int) -> None:
-    """Begin the train cell: rank 0 draws from now on, without the figures of the prelude."""
-    global _drawing
-    _close_open()
+    """Begin the train cell: rank 0 draws from now on."""
+    global _drawing, _in_train_cell
+    _in_train_cell = True
     _drawing = Drawing(run, attempt) if rank == 0 else None
 
 
@@ -95,7 +96,7 @@ def show_open(*, again: bool = True) -> None:
             for figure in map(pyplot.figure, pyplot.get_fignums()):
                 if again or figure not in _drawing.displayed:
                     show(figure)
-        _close_open()
+        close_open()
 
 
 def show(figure: Any) -> None:
@@ -107,7 +108,8 @@ def show(figure: Any) -> None:
         _drawing.displayed.add(figure)
 
 
-def _close_open() -> None:
+def close_open() -> None:
+    """Close all open figures of pyplot, as a notebook does at the end of a cell."""
     if (pyplot := _pyplot()) is not None:
         pyplot.close("all")
 
@@ -123,19 +125,22 @@ def _choose_backend(matplotlib: Any) -> None:
 
 
 def _replace(module: ModuleType) -> None:
+    """Replace `display`, also in its own module, whose `DisplayHandle.update` calls it."""
     names: Any = module
-    names.display = _displaying(names.display)
+    defining: Any = sys.modules[names.display.__module__]
+    original = names.display
+
+    def display(*objects: Any, display_id: Any = None, **options: Any) -> Any:
+        if _in_train_cell:
+            others = [each for each in objects if not _show_picture(each)]
+            if others or not objects:
+                original(*others, **options)
+        if not display_id:
+            return None
+        return names.DisplayHandle(None if display_id is True else display_id)
+
+    names.display = defining.display = display
     names.clear_output = _clear_output
-
-
-def _displaying(display: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `display` for a process that is not a notebook's: it shows pictures, prints others."""
-
-    def display_in_rank(*objects: Any, **options: Any) -> Any:
-        others = [each for each in objects if not _show_picture(each)]
-        return display(*others, **options) if others or not objects else None
-
-    return display_in_rank
 
 
 def _show_picture(value: Any) -> bool:

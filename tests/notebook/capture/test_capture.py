@@ -183,14 +183,6 @@ def run(command: list[str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    shell = InteractiveShell()
-    yield shell
-    shell.history_manager.end_session()
-
-
 def test_a_file_that_the_user_names_must_exist(shell: InteractiveShell, tmp_path: Path) -> None:
     history = History(shell)
     shell.run_cell("a = 1", store_history=True)

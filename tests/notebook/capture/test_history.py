@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -15,14 +14,6 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.notebook.capture.history import Execution, History
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    shell = InteractiveShell()
-    yield shell
-    shell.history_manager.end_session()
 
 
 def run(shell: InteractiveShell, source: str, id: str | None = None) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nbformat import v4
 
-from tests.notebook.convert.notebooks import notebook, run
+from tests.notebook.convert.notebooks import lines_of, notebook, run
 from tests.notebook.convert.shell import Shell
+from tests.support import examples
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.syntax import interpolated
 from tpunb.notebook.models import Export
@@ -165,6 +168,30 @@ def test_each_construct(folder: Path, ipython: Shell) -> None:
     """All of them once, so that what the random notebooks hold is shown to work."""
     sources = [source.format(n=n) for n in (1, 2) for source in [*PIECES, *WHOLE]]
     assert len(check(sources, folder, ipython)["trace"]) > len(PIECES)
+
+
+CHANGED = re.compile(
+    r"%|!|\?|^,|^/|^ *ls|pwd|^time|global|__future__|await|asyncio|get_ipython", re.M
+)
+"""In cells of which some lines change."""
+
+
+@settings(
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(cells, min_size=1, max_size=4))
+def test_random_notebooks_compile_and_keep_their_lines(folder: Path, sources: list[str]) -> None:
+    snapshot = notebook(START, *sources, "%%tpu_train\nprint(trace)")
+    script = convert(snapshot)
+    compile(script.text, "script.py", "exec", dont_inherit=True)
+    for cell in snapshot.cells:
+        source, made = cell.source.split("\n"), lines_of(script, cell.index)
+        assert len(made) == len(source)
+        if not CHANGED.search(cell.source):
+            plain = [re.sub(r"^(>>> |\.\.\. )?", "", line).strip() for line in source]
+            assert [line.strip() for line in made] == plain
 
 
 @pytest.mark.parametrize(

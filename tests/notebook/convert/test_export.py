@@ -171,14 +171,8 @@ def test_without_setup_its_lines_are_comments() -> None:
 
 def test_lines_of_the_script_are_those_of_the_cells() -> None:
     script = exported("%%bash\na\nb", "x = 1\n!y\nz = 2")
-    for line, text in enumerate(script.text.split("\n"), 1):
-        if text == "z = 2":
-            found = script.locate(line)
-            assert found is not None
-            assert (found[0].cell, found[1]) == (1, 3)
-            break
-    else:
-        pytest.fail("the last line is not there")
+    block, line = script.locate(script.text.split("\n").index("z = 2") + 1) or pytest.fail("none")
+    assert (block.cell, line) == (1, 3)
 
 
 def test_it_prepares_itself_below_what_it_needs_for_that() -> None:
@@ -222,19 +216,18 @@ def test_a_script_without_setup_lines_and_tpunb_has_none_of_it() -> None:
         assert name not in script.text
 
 
-@pytest.fixture
-def stand_in() -> types.SimpleNamespace:
+def made_stand_in() -> types.SimpleNamespace:
+    """What a script of its own has instead of tpunb."""
     names: dict[str, Any] = {"__name__": "script"}
     exec(functions("_tpunb_save _tpunb_load"), names)
     return types.SimpleNamespace(save=names["_tpunb_save"], load=names["_tpunb_load"])
 
 
-def test_checkpoints_are_those_of_tpunb(
-    stand_in: types.SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_are_those_of_tpunb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.chdir(tmp_path)
+    stand_in = made_stand_in()
     assert stand_in.load() is None
     for step in range(5):
         stand_in.save({"w": torch.full((2,), float(step))}, step)
@@ -251,16 +244,13 @@ def test_checkpoints_are_those_of_tpunb(
 
 
 def test_each_rank_saves_and_loads_its_own_part(
-    stand_in: types.SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stand_in, other = made_stand_in(), made_stand_in()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     stand_in.save({"rank": 1}, 5, per_rank=True, path=tmp_path)
     assert stand_in.load(tmp_path) is None  # the part of rank 0 is missing
-    other = types.SimpleNamespace()
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(functions("_tpunb_save _tpunb_load"), names)
-    other.save = names["_tpunb_save"]
     monkeypatch.setenv("RANK", "0")
     other.save({"rank": 0}, 5, per_rank=True, path=tmp_path)
     assert stand_in.load(tmp_path)["rank"] == 0
@@ -274,16 +264,15 @@ def test_a_rank_that_comes_early_makes_no_checkpoint_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    ranks: list[dict[str, Any]] = [{"__name__": "script"}, {"__name__": "script"}]
+    ranks = [made_stand_in(), made_stand_in()]
     for rank in (1, 0):  # the saves of rank 1 write nothing until the last
         monkeypatch.setenv("RANK", str(rank))
-        exec(functions("_tpunb_save _tpunb_load"), ranks[rank])
         for step in range(5):
-            ranks[rank]["_tpunb_save"]("all", step, path=tmp_path)
-        ranks[rank]["_tpunb_save"](f"of {rank}", 100, per_rank=True, path=tmp_path)
+            ranks[rank].save("all", step, path=tmp_path)
+        ranks[rank].save(f"of {rank}", 100, per_rank=True, path=tmp_path)
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
-        assert ranks[rank]["_tpunb_load"](tmp_path).state == f"of {rank}"
+        assert ranks[rank].load(tmp_path).state == f"of {rank}"
     assert len(list(tmp_path.iterdir())) == 4  # two parts, and two before them
 
 

@@ -101,9 +101,9 @@ def test_notebooks_that_run_others(folder: Path, ipython: Shell) -> None:
 
 @pytest.mark.usefixtures("starts_processes")
 def test_an_ipython_file(folder: Path) -> None:
-    (folder / "other.ipy").write_text("%time x = 1\n", encoding="utf-8")
-    script = convert(notebook("%run other.ipy\nprint(x)", train=None))
-    assert run(script, folder).stdout == "1\n"
+    (folder / "other.ipy").write_text("%time x = 1\ny = !echo a\n", encoding="utf-8")
+    script = convert(notebook("%run other.ipy\nprint(x, y.n)", train=None))
+    assert run(script, folder).stdout == "1 a\n"
 
 
 PYTHON = """\

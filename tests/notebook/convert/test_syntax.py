@@ -14,7 +14,7 @@ from tests.support import examples
 from tpunb.notebook.convert import magics, syntax
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.syntax import Special, all_specials, clean, first_special, interpolated
+from tpunb.notebook.convert.syntax import Special, clean, first_special, interpolated
 
 
 @pytest.mark.parametrize(
@@ -128,75 +128,6 @@ def test_statement(argument: str, options: str, code: str) -> None:
 def test_warm_up_is_enough_for_first() -> None:
     syntax.warm_up()
     assert first_special(["!ls"]) is not None
-
-
-SIMPLE = [
-    "x = 1",
-    "%time x = 1",
-    "!ls",
-    "!ls \\\n  -la",
-    "if x:\n    %cd x\n    y = %env A \\\n  b",
-    "y = !ls",
-    "# %time",
-    "!it's (",
-    "",
-    "pass",
-    "x = ...",
-    "def f():\n    !!ls\n    pass",
-    "é = !ls",
-    "?x",
-    "class A: pass\n%x [",
-    "for i in x:\n  a['='] = %x\n  pass",
-    "'%x'\n%%x",
-]
-ODD = [
-    "x = '''\n!ls\n%x\n'''",
-    "y = (1\n%x)",
-    "s = '= !a'",
-    "y = 1 \\\n%x",
-    "x?",
-    "a = b = !ls",
-    "x == !y",
-    "f(a=%x)",
-    "(",
-    "'''",
-    "if x:",
-    "    !ls",
-    "\\",
-    ",f a",
-]
-
-
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    st.lists(st.sampled_from(SIMPLE), min_size=1, max_size=6),
-    st.lists(st.sampled_from(ODD), max_size=1),
-)
-def test_every_finds_what_first_finds_one_by_one(pieces: list[str], odd: list[str]) -> None:
-    lines = "\n".join([*pieces, *odd, *pieces[:1]]).split("\n")
-    found = all_specials(lines)
-    assert odd or found is not None or first_special(lines) is None
-    if found is None:
-        return
-    shown = list(lines)
-    for special in found:
-        one = first_special(shown)
-        assert one is not None
-        place = (one.kind, one.line, one.count, one.before, one.name, one.argument, one.python)
-        assert place == (
-            *(special.kind, special.line, special.count, special.before, special.name),
-            *(special.argument, special.python),
-        )
-        end = one.line + one.count
-        put = "..." if one.assigns else "pass"
-        shown[one.line : end] = [one.before + put] + [""] * (one.count - 1)
-    assert first_special(shown) is None
-
-
-def test_every_leaves_to_first_what_is_not_simple() -> None:
-    assert [one.line for one in all_specials(["!ls", "x = 1", "y = !ls"]) or ()] == [0, 2]
-    assert all_specials(["x?"]) is None
-    assert all_specials(["x = (", "!ls", ")"]) is None
 
 
 def test_a_cell_is_looked_at_once() -> None:

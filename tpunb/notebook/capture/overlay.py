@@ -311,22 +311,21 @@ class _Notes:
 
     def lines(self, laid: Snapshot) -> tuple[str, ...]:
         """Return the notes, one line for each kind of difference."""
-        cells_out: dict[LeftOut, list[Cell]] = {
-            LeftOut.NEVER_RAN: [],
-            LeftOut.FAILED: [],
-            LeftOut.DELETED: [],
-        }
-        for cell, reason in laid.left_out:
-            if not _is_tpunb_cell(cell.source) and _has_code(cell.source):
-                cells_out[reason].append(cell)
+        never, failed, deleted = (
+            [
+                cell
+                for cell, why in laid.left_out
+                if why is reason and not _is_tpunb_cell(cell.source) and _has_code(cell.source)
+            ]
+            for reason in (LeftOut.NEVER_RAN, LeftOut.FAILED, LeftOut.DELETED)
+        )
         lines = list(self._lines)
-        if cells_out[LeftOut.NEVER_RAN]:
-            never = [laid.label(cell) for cell in cells_out[LeftOut.NEVER_RAN][:MOST_NAMED]]
-            listed = _listed(never, len(cells_out[LeftOut.NEVER_RAN]))
+        if never:
+            listed = _listed([laid.label(cell) for cell in never])
             lines.append(f"never ran in this kernel, so left out: {listed}")
         for what, cells in (
-            ("left out after a failure", cells_out[LeftOut.FAILED]),
-            ("ran and deleted since, so left out", cells_out[LeftOut.DELETED]),
+            ("left out after a failure", failed),
+            ("ran and deleted since, so left out", deleted),
             ("deleted or moved since the notebook was saved, still part of this run", self._moved),
         ):
             if cells:
@@ -344,7 +343,7 @@ class _Notes:
 
 def _named(cells: list[Cell]) -> str:
     """Return 'cell [3]' or 'cells [3], [5] and 2 more'."""
-    numbers = _listed([f"[{cell.number}]" for cell in cells[:MOST_NAMED]], len(cells))
+    numbers = _listed([f"[{cell.number}]" for cell in cells])
     return f"cell{'s' if len(cells) > 1 else ''} {numbers}"
 
 
@@ -358,6 +357,6 @@ def _is_tpunb_cell(source: str) -> bool:
     return any(name.startswith("tpu_") for name in cell_magics(source))
 
 
-def _listed(names: list[str], total: int) -> str:
-    more = f" and {total - len(names)} more" if total > len(names) else ""
-    return ", ".join(names) + more
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

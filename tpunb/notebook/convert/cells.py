@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from tpunb.notebook.convert import magics, output_lines, setup_lines, statements, syntax
+from tpunb.notebook.convert import magics, setup_lines, statements, syntax
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
 from tpunb.notebook.convert.setup_lines import SetupCode
@@ -20,6 +20,14 @@ SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPY
 """Tags of cells that run in the notebook only; the second is jupytext's."""
 
 _PASS = "pass  # "
+
+
+def skip_reason(source: str, tags: Iterable[str]) -> LeftOut | None:
+    """Return how a cell is marked to run in the notebook only; None if it is not."""
+    if marks := [reason for tag, reason in SKIP_TAGS.items() if tag in tags]:
+        return marks[0]
+    first = source.lstrip().partition("\n")[0].strip()
+    return LeftOut.SKIP_COMMENT if first == SKIP_LINE else None
 
 
 class LeftOutLine(NamedTuple):
@@ -128,7 +136,8 @@ class EditedCell:
 
     def set_up(self, first: int, count: int, before: str, code: SetupCode) -> None:
         """Replace lines (from 0) by the code of a setup line."""
-        self.secrets += [HiddenSecret(first + 1, first + count, *secret) for secret in code.secrets]
+        place = first + 1, first + count
+        self.secrets += [HiddenSecret(*place, *secret) for secret in code.secrets.items()]
         if len(code.lines) == count:
             self.lines[first : first + count] = [before + code.lines[0], *code.lines[1:]]
         else:
@@ -175,12 +184,7 @@ def plain_python(source: str, setup: bool = False) -> PlainCell:
     if not _unwrap(cell):
         return _plain_cell(cell, compiles=not setup)
     # Valid Python contains no special syntax; compiling is much cheaper than searching for it.
-    compiles = _compiles(cell.lines)
-    if not compiles and (specials := syntax.all_specials(cell.lines)):
-        for special in specials:
-            _replace(cell, special)
-        compiles = _compiles(cell.lines)
-    while not compiles and not _is_python(cell.lines):
+    while not (compiles := _compiles(cell.lines)) and syntax.parsed(cell.lines) is None:
         if (first := syntax.first_special(cell.lines)) is None:
             break
         _replace(cell, first)
@@ -213,10 +217,8 @@ def _mark_automagic(lines: list[str]) -> None:
     # `run` alone most likely displays a variable, such as the result of a run.
     if name not in magics.AUTOMAGIC or lines[at].strip() == "run":
         return
-    try:
-        nodes = list(ast.walk(ast.parse(lines[at])))
-    except (SyntaxError, ValueError):
-        nodes = []
+    tree = syntax.parsed([lines[at]])
+    nodes = [] if tree is None else ast.walk(tree)
     if all(isinstance(node, _AUTOMAGIC_NODES) for node in nodes):
         lines[at] = f"%{lines[at]}"
 
@@ -256,14 +258,6 @@ def _compiles(lines: list[str]) -> bool:
     try:
         compile("\n".join(lines), "<cell>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
-        return False
-    return True
-
-
-def _is_python(lines: list[str]) -> bool:
-    try:
-        ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     return True
 
@@ -336,24 +330,19 @@ def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
 
 
 def _drop_needless_pass(cell: EditedCell) -> bool:
-    """Drop `pass` from left-out lines, except where a block would be empty.
+    """Drop `pass` from left-out lines, except where a block would be empty: linters mind it.
 
     Returns True if there were such lines.
     """
-    kept = [
+    found = [
         line - 1 for line, _, _ in cell.left_out if cell.lines[line - 1].lstrip().startswith(_PASS)
     ]
-    before = list(cell.lines)
-    for index in kept:
-        cell.lines[index] = before[index].replace(_PASS, "# ", 1)
-    if not kept or _is_python(cell.lines):
-        return bool(kept)
-    cell.lines = list(before)
-    for index in kept:
-        cell.lines[index] = before[index].replace(_PASS, "# ", 1)
-        if not _is_python(cell.lines):
-            cell.lines[index] = before[index]
-    return True
+    for index in found:
+        before = cell.lines[index]
+        cell.lines[index] = before.replace(_PASS, "# ", 1)
+        if syntax.parsed(cell.lines) is None:
+            cell.lines[index] = before
+    return bool(found)
 
 
 def _timed(code: str) -> str:
@@ -362,7 +351,7 @@ def _timed(code: str) -> str:
     if not names:
         return code
     simple = f"with {magics.timeit_call(names)}: {code}"
-    return simple if _is_python([simple]) else f"with {magics.timeit_call(names, code)}: pass"
+    return simple if syntax.parsed([simple]) else f"with {magics.timeit_call(names, code)}: pass"
 
 
 def _keep_names_local(cell: EditedCell, top: int, setup: str) -> bool:
@@ -373,9 +362,9 @@ def _keep_names_local(cell: EditedCell, top: int, setup: str) -> bool:
     head, body = cell.lines[top], cell.lines[top + 1 :]
     setup = setup if head.startswith(f"{setup}  #") else ""
     made, names = _local_names(setup), _local_names("\n".join(body))
-    if not (made or names) or not _is_python(body):
+    tree = syntax.parsed(body)
+    if not (made or names) or tree is None:
         return False
-    tree = ast.parse("\n".join(body))
     inside = {
         line
         for node in ast.walk(tree)
@@ -394,10 +383,9 @@ def _keep_names_local(cell: EditedCell, top: int, setup: str) -> bool:
 
 def _local_names(code: str) -> list[str]:
     """Return the names that code binds at its top level, without those declared `global`."""
-    try:
-        bound = statements.bindings(ast.parse(code).body)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    if (tree := syntax.parsed([code])) is None:
         return []
+    bound = statements.bindings(tree.body)
     return sorted(bound.names - bound.globals - {"*"})
 
 
@@ -407,8 +395,8 @@ def _put(cell: EditedCell, special: Special, code: str) -> None:
 
 def _value(special: Special) -> str:
     expand = syntax.interpolated(special.argument)
-    if special.kind == "capture":
-        return output_lines.expression(expand)
+    if _is_output(special):
+        return f"{magics.OUTPUT}({expand})"
     if special.name == "time":
         return magics.timed_code(special.argument, "")
     value = magics.value_expression(special.name, special.argument, expand)

@@ -6,19 +6,17 @@ import ast
 import os
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpunb.notebook.convert import (
-    displays,
     earlier_values,
     header,
     missing_changes,
     names,
-    output_lines,
     setup_lines,
     spmd,
     statements,
@@ -26,14 +24,14 @@ from tpunb.notebook.convert import (
 )
 from tpunb.notebook.convert import export as export_
 from tpunb.notebook.convert.cells import (
-    SKIP_LINE,
-    SKIP_TAGS,
     EditedCell,
     HiddenSecret,
     LeftOutLine,
     LeftOutStatement,
     LostName,
+    PlainCell,
     plain_python,
+    skip_reason,
 )
 from tpunb.notebook.convert.front_end import FrontEnd, mentions_front_end
 from tpunb.notebook.convert.includes import IncludedFiles
@@ -271,6 +269,19 @@ class Conversion:
         """The code cells."""
         return [cell for cell in self.cells if cell.cell_type == "code"]
 
+    def trees(self) -> list[tuple[Any, ast.Module]]:
+        """The code cells with their syntax trees. Raises ConversionError."""
+        return [
+            (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in self.code
+        ]
+
+    def edit(self, cell: Any, edited: EditedCell | PlainCell) -> None:
+        """Replace the text of a cell, and record what it leaves out."""
+        cell.source = "\n".join(edited.lines)
+        cell.metadata.compiles = isinstance(edited, PlainCell) and edited.compiles
+        self.add_omissions(cell, edited.left_out)
+        self.lost += [(cell.metadata.number, lost) for lost in edited.lost]
+
     def add_omissions(self, cell: Any, lines: Iterable[LeftOutLine]) -> None:
         """Record lines of a cell that are left out."""
         for line, text, reason in lines:
@@ -333,28 +344,19 @@ def leave_out_cells(conversion: Conversion) -> None:
                 cell.metadata.only_values = True
                 kept.append(cell)
                 continue
-            _comment_out(cell, reason)
+            cell.cell_type = "markdown"
+            del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
+            cell.source = f"cell [{number}] is left out, {reason}: {line}"
         if not below and (cell.source.strip() or cell.metadata.role == "train"):
             kept.append(cell)
     conversion.cells = kept
 
 
-def _comment_out(cell: Any, reason: LeftOut) -> None:
-    """Replace a left-out cell by a line with the reason."""
-    line = _first_line(cell.source)
-    cell.cell_type = "markdown"
-    del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
-    cell.source = f"cell [{cell.metadata.number}] is left out, {reason}: {line}"
-
-
 def _why_left_out(cell: Any, below: bool) -> LeftOut | None:
     if cell.metadata.role == "train":
         return None
-    for tag, reason in SKIP_TAGS.items():
-        if tag in cell.metadata.tags:
-            return reason
-    if cell.source.lstrip().partition("\n")[0].strip() == SKIP_LINE:
-        return LeftOut.SKIP_COMMENT
+    if reason := skip_reason(cell.source, cell.metadata.tags):
+        return reason
     magics = cell_magics(cell.source)
     if "tpu_debug" in magics:
         return LeftOut.DEBUG_CELL
@@ -381,9 +383,7 @@ def leave_out_calls_of_runs(conversion: Conversion) -> None:
             rest = "\n".join(edited.lines[first - 1 :])
             edited.lose(first, edited.lines[first - 1], names.defined_names(rest))
             edited.drop(first - 1, len(edited.lines) - first + 1, LeftOut.TPUNB_MAGIC)
-            cell.source = "\n".join(edited.lines)
-            conversion.add_omissions(cell, edited.left_out)
-            conversion.lost += [(cell.metadata.number, lost) for lost in edited.lost]
+            conversion.edit(cell, edited)
 
 
 def replace_special_syntax(conversion: Conversion) -> None:
@@ -397,15 +397,12 @@ def replace_special_syntax(conversion: Conversion) -> None:
         except NotPythonError as error:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
-        conversion.add_omissions(cell, plain.left_out)
-        lines: Sequence[str] = plain.lines
         if cell.metadata.role == "prelude" and "tpu_train" in cell_magics(cell.source):
             conversion.files.helpers.add(earlier_values.HELPER)
-            lines = earlier_values.in_place(lines, earlier_values.train_line(cell.source))
-        cell.source = "\n".join(lines)
-        cell.metadata.compiles = plain.compiles
+            options = earlier_values.train_line(cell.source)
+            plain = replace(plain, lines=tuple(earlier_values.in_place(plain.lines, options)))
+        conversion.edit(cell, plain)
         _hide(conversion, cell, plain.secrets)
-        conversion.lost += [(number, lost) for lost in plain.lost]
 
 
 def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) -> None:
@@ -414,10 +411,7 @@ def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) ->
     for (first, last), own in groupby(secrets, key=lambda secret: (secret.line, secret.last)):
         new = {}
         for secret in own:
-            name, count = secret.variable, 1
-            while conversion.variables.setdefault(name, secret.value) != secret.value:
-                count += 1
-                name = f"{secret.variable}_{count}"
+            name = setup_lines.variable_for(secret.variable, secret.value, conversion.variables)
             new[secret.variable] = name
             need = Requirement(cell.metadata.number, first, Need.SECRET, name)
             conversion.requirements.append(need)
@@ -435,37 +429,17 @@ def include_files(conversion: Conversion) -> None:
         files.omissions.clear()
 
 
-def give_output_lines_attributes(conversion: Conversion) -> None:
-    """Give values of `x = !command` the attributes that they have in IPython, if code reads any."""
-    files = conversion.files
-    named = output_lines.names_with_attributes(
-        [*(cell.source for cell in conversion.code), *files.sources([""])]
-    )
-    if not named:
-        return
-    files.helpers.add(output_lines.HELPER)
-    for cell in conversion.code:
-        cell.source = output_lines.with_attributes(cell.source, named)
-    for cells in files.notebooks.values():
-        cells[:] = [(place, output_lines.with_attributes(text, named)) for place, text in cells]
-
-
 def leave_out_front_end(conversion: Conversion) -> None:
     """Leave out calls that need the notebook's front end or the user's input."""
     if not any(mentions_front_end(cell.source) for cell in conversion.code):
         return
-    trees = [
-        (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in conversion.code
-    ]
+    trees = conversion.trees()
     front_end = FrontEnd([tree for _, tree in trees])
     for cell, tree in trees:
         edited = EditedCell(cell.source.split("\n"))
         front_end.leave_out(edited, tree, cell.metadata.role == "prelude")
         if edited.left_out:
-            conversion.add_omissions(cell, edited.left_out)
-            cell.source = "\n".join(edited.lines)
-            cell.metadata.compiles = False
-            conversion.lost += [(cell.metadata.number, lost) for lost in edited.lost]
+            conversion.edit(cell, edited)
         front_end.refuse(cell.source, cell.metadata.number)
 
 
@@ -474,10 +448,9 @@ def replace_launches(conversion: Conversion) -> None:
 
     In a script that runs on its own, they call their function in place.
     """
-    cells = conversion.code
-    if not any(mentions_launch(cell.source) for cell in cells):
+    if not any(mentions_launch(cell.source) for cell in conversion.code):
         return
-    trees = [(cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in cells]
+    trees = conversion.trees()
     if conversion.got is None:
         _launch_here(conversion, trees)
         return
@@ -506,9 +479,7 @@ def replace_launches(conversion: Conversion) -> None:
                 )
             )
         if edited.left_out:
-            conversion.add_omissions(cell, edited.left_out)
-            cell.source = "\n".join(edited.lines)
-            cell.metadata.compiles = False
+            conversion.edit(cell, edited)
 
 
 def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
@@ -522,29 +493,11 @@ def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) ->
             conversion.files.helpers |= {earlier_values.HELPER, earlier_values.CALL_HELPER}
 
 
-def leave_out_displays(conversion: Conversion) -> None:
-    """Leave cells that only draw or display out of a run; a script on its own keeps them."""
-    if conversion.got is None or conversion.train is None:
-        return
-    code = conversion.code
-    found = displays.find_display_cells(
-        [cell.source for cell in code],
-        [cell.metadata.role == "prelude" for cell in code],
-        conversion.results,
-    )
-    for cell in (code[index] for index in found):
-        omission = LeftOutLine(1, _first_line(cell.source), LeftOut.ONLY_DISPLAYS)
-        conversion.add_omissions(cell, [omission])
-        _comment_out(cell, LeftOut.ONLY_DISPLAYS)
-
-
 def leave_out_run_folders(conversion: Conversion) -> None:
     """Leave code that only displays run folders out of a script on its own, which has none."""
     if earlier_values.HELPER not in conversion.files.helpers:
         return
-    trees = [
-        (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in conversion.code
-    ]
+    trees = conversion.trees()
     imports = statements.ImportedNames(tree for _, tree in trees)
     lost: set[str] = set()
     for cell, tree in trees:
@@ -558,9 +511,8 @@ def leave_out_run_folders(conversion: Conversion) -> None:
         except earlier_values.RunFolderError as error:
             number, line = cell.metadata.number, edited.lines[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
-        conversion.add_omissions(cell, edited.left_out)
-        cell.source = "\n".join(edited.lines)
-        conversion.lost += [(cell.metadata.number, name) for name in edited.lost]
+        if edited.left_out:
+            conversion.edit(cell, edited)
 
 
 def fit_into_one_file(conversion: Conversion) -> None:
@@ -604,12 +556,8 @@ def fit_into_one_file(conversion: Conversion) -> None:
 
 def _imports_for_tasks(conversion: Conversion) -> statements.ImportedNames:
     """Return the imports of all cells if a cell may start a task; otherwise no imports."""
-    cells = conversion.code
-    if not any(word in cell.source for cell in cells for word in statements.TASK_WORDS):
-        return statements.ImportedNames(())
-    return statements.ImportedNames(
-        statements.parse_cell(cell.source, cell.metadata.number) for cell in cells
-    )
+    tasks = any(word in cell.source for cell in conversion.code for word in statements.TASK_WORDS)
+    return statements.ImportedNames(tree for _, tree in (conversion.trees() if tasks else ()))
 
 
 def read_as_a_whole(conversion: Conversion) -> None:
@@ -682,10 +630,8 @@ STEPS = (
     leave_out_calls_of_runs,
     replace_special_syntax,
     include_files,
-    give_output_lines_attributes,
     leave_out_front_end,
     replace_launches,
-    leave_out_displays,
     leave_out_run_folders,
     fit_into_one_file,
     read_as_a_whole,

@@ -45,16 +45,10 @@ class FrontEnd:
     """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self.known = {"input": "input"}
-        self.colab: set[str] = set()
+        self.dotted = statements.ImportedNames(trees).dotted
+        own = any("input" in statements.bound_anywhere(tree) for tree in trees)
+        self._asking = ASKING - {"input"} if own else ASKING
         nodes = [node for tree in trees for node in ast.walk(tree)]
-        for node in nodes:
-            for name, full in _imported(node):
-                self.known[name] = full
-                if full.startswith(f"{COLAB}."):
-                    self.colab.add(name)
-        if any("input" in statements.bound_anywhere(tree) for tree in trees):
-            del self.known["input"]
         dropped = {id(call.node) for tree in trees for call in self._calls(tree)}
         inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}
         self.needed = {
@@ -83,22 +77,12 @@ class FrontEnd:
                 reason = f"{what}: {_ASSIGN}, {statements.SKIP}"
                 raise ConversionError(reason, number, node.lineno, line)
 
-    def dotted(self, node: ast.AST) -> str:
-        """Full name of a called function: 'google.colab.drive.mount'; '' if unknown."""
-        if isinstance(node, ast.Name):
-            return self.known.get(node.id, "")
-        if isinstance(node, ast.Attribute):
-            left = self.dotted(node.value)
-            return f"{left}.{node.attr}" if left else ""
-        return ""
-
     def asks(self, node: ast.AST | None) -> bool:
         """True for a call that needs the front end or the user."""
         if not isinstance(node, ast.Call):
             return False
         name = self.dotted(node.func)
-        module = name.removeprefix(f"{COLAB}.").partition(".")[0]
-        return name in ASKING or (name.startswith(f"{COLAB}.") and module in MODULES)
+        return name in self._asking or _is_front_end(name)
 
     def _calls(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
         for node in ast.walk(tree):
@@ -131,10 +115,7 @@ class FrontEnd:
             if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in tried:
                 continue  # an import in a `try` tests whether this is Colab
             if len(names) == len(node.names) and all(
-                name in self.colab
-                and name not in self.needed
-                and full.removeprefix(f"{COLAB}.").partition(".")[0] in MODULES
-                for name, full in names
+                name not in self.needed and _is_front_end(full) for name, full in names
             ):
                 yield LeftOutStatement(node, LeftOut.UNUSED_IMPORT)
 
@@ -148,6 +129,11 @@ class FrontEnd:
             path = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
             if isinstance(path, str) and not os.path.isabs(path):
                 yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
+
+
+def _is_front_end(name: str) -> bool:
+    """True for a module of google.colab that communicates with the front end, or a name in it."""
+    return name.startswith(f"{COLAB}.") and name.split(".")[2] in MODULES
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:

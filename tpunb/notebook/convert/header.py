@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
-from tpunb.notebook.convert import earlier_values, export, magics, output_lines
+from tpunb.notebook.convert import earlier_values, export, magics
 from tpunb.utils.version import __version__
 
 ABOUT = """\
@@ -68,8 +68,8 @@ except ImportError:
 }
 
 
-# The functions of `magics.RUN_HELPERS`, `magics.TIMEIT`, `earlier_values.in_place`,
-# `output_lines.HELPER` and `statements.AWAIT_HELPER`, for cells that need them.
+# The functions of `magics.RUN_HELPERS`, `magics.TIMEIT`, `magics.OUTPUT`, `earlier_values.in_place`
+# and `statements.AWAIT_HELPER`, for cells that need them.
 HELPERS = {
     earlier_values.HELPER: earlier_values.FROM_RANK_0,
     earlier_values.CALL_HELPER: earlier_values.CALL_HERE,
@@ -101,7 +101,7 @@ def _tpunb_in_loop(function, *arguments, **options):
 
     return _tpunb_await(call)
 """,
-    output_lines.HELPER: """\
+    magics.OUTPUT: """\
 
 
 def _tpunb_output(command):
@@ -214,7 +214,7 @@ def header_text(
     if notebooks:
         cells = _notebook_cells(notebooks)
         parts.append(f"\n# What `%run` runs.\n_TPUNB_NOTEBOOKS = {{\n{cells}}}\n")
-    if output_lines.HELPER in helpers:
+    if magics.OUTPUT in helpers:
         parts.append(f"\n{export.functions('_TpunbLines')}\n")
     parts += [HELPERS[name] for name in HELPERS if name in helpers]
     return "".join(parts)

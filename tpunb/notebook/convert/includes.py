@@ -25,7 +25,7 @@ class IncludedFiles:
     setup: bool = False
     """True to convert setup lines in notebooks to Python (`setup_lines`)."""
     helpers: set[str] = field(default_factory=set)
-    """Functions that the script's header must have (`magics.RUN_HELPERS`, `magics.TIMEIT`)."""
+    """Functions that the script's header must have (`magics.RUN_HELPERS`, `magics.TIMEIT`, …)."""
     notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Names and sources of the cells of each notebook that is run, by its name in `%run`."""
     omissions: list[Omission] = field(default_factory=list)
@@ -37,8 +37,7 @@ class IncludedFiles:
         Raises ConversionError, with the cell and the line of `%run`, if a file is missing or
         cannot be run.
         """
-        if f"{magics.TIMEIT}(" in source:
-            self.helpers.add(magics.TIMEIT)
+        self.helpers |= {name for name in (magics.TIMEIT, magics.OUTPUT) if f"{name}(" in source}
         if "_tpunb_run_" not in source:
             return source
         lines = source.split("\n")
@@ -139,8 +138,7 @@ def _sources(text: str) -> list[str | None]:
         if cell.cell_type != "code":
             continue
         tags = cell.metadata.get("tags", ())
-        first = cell.source.lstrip().partition("\n")[0].strip()
         own = any(name.startswith("tpu_") for name in cell_magics(cell.source))
-        left_out = own or first == cells.SKIP_LINE or cells.SKIP_TAGS.keys() & set(tags)
+        left_out = own or cells.skip_reason(cell.source, tags)
         sources.append(None if left_out else cell.source.replace("\r\n", "\n"))
     return sources

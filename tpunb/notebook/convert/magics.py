@@ -6,36 +6,30 @@ notebooks that it runs; Python files are read when the script runs.
 
 from __future__ import annotations
 
-import ast
 import getopt
 import re
 import shlex
 from collections.abc import Sequence
 
-from tpunb.notebook.convert import output_lines
+from tpunb.notebook.convert import syntax
 from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.models import LeftOut
 
-UNWRAPPED = {
-    # For magics with a statement on the magic's line, their options in getopt's notation
-    # (IPython.core.magics.execution, 7.34 to 9.18). None: the line contains no code.
-    "time": None,
-    "capture": None,
-    "tpu_train": None,
-    "wandb": None,
-    "timeit": "n:r:tcp:qov:",
-    "prun": "D:l:rs:T:q",
-}
-"""Cell magics whose body is ordinary code of the notebook."""
-
+# Options are in getopt's notation (IPython.core.magics.execution, 7.34 to 9.18).
 TIMED = {"time": "", "timeit": "n:r:tcp:qov:", "prun": "D:l:rs:T:q"}
 """Line magics that run the statement that follows, and their options."""
+
+UNWRAPPED = TIMED | dict.fromkeys(("time", "capture", "tpu_train", "wandb"))
+"""Cell magics whose body is ordinary code of the notebook, and the options of those that run a
+statement on their line; None for the others."""
+
+SUBPROCESSES = frozenset("bash sh script cmd perl ruby pypy python python2 python3".split())
+"""Cell magics based on `%%script`, whose `--out`, `--err` and `--proc` name variables."""
 
 CELL_MAGICS = {
     "writefile": LeftOut.FILE_WRITTEN,
     "file": LeftOut.FILE_WRITTEN,
-    **dict.fromkeys(("bash", "sh", "script", "system", "sx", "!", "cmd", "perl"), LeftOut.SHELL),
-    **dict.fromkeys(("ruby", "pypy", "python", "python2", "python3"), LeftOut.SHELL),
+    **dict.fromkeys((*SUBPROCESSES, "system", "sx", "!"), LeftOut.SHELL),
     **dict.fromkeys(
         ("html", "HTML", "javascript", "js", "svg", "SVG", "latex", "markdown"),
         LeftOut.NOTEBOOK_ONLY,
@@ -43,32 +37,22 @@ CELL_MAGICS = {
 }
 """Cell magics that are left out together with their cell."""
 
-LINE_MAGICS = {
-    **dict.fromkeys(
-        ("system", "sx", "sc", "ls", "ll", "lf", "lk", "ldir", "lx", "mkdir"), LeftOut.SHELL
+_LINE_MAGICS = {
+    LeftOut.SHELL: (
+        "system sx sc ls ll lf lk ldir lx mkdir rm rmdir cp mv cat less more man rehashx"
     ),
-    **dict.fromkeys(
-        ("rm", "rmdir", "cp", "mv", "cat", "less", "more", "man", "rehashx"), LeftOut.SHELL
-    ),
-    **dict.fromkeys(("pip", "conda", "mamba", "micromamba", "uv"), LeftOut.INSTALL),
-    **dict.fromkeys(
-        ("env", "set_env", "cd", "pushd", "popd", "dhist", "dirs", "bookmark"), LeftOut.KERNEL_STATE
-    ),
-    **dict.fromkeys(
-        (
-            *("matplotlib", "config", "load_ext", "reload_ext", "unload_ext", "autoreload", "pdb"),
-            *("debug", "xmode", "precision", "who", "whos", "who_ls", "history", "hist", "pwd"),
-            *("tensorboard", "lsmagic", "magic", "quickref", "reset", "load", "gui", "store"),
-            *("aimport", "alias", "alias_magic", "unalias", "autoawait", "autocall", "automagic"),
-            *("clear", "cls", "code_wrap", "colors", "connect_info", "doctest_mode", "edit", "ed"),
-            *("killbgscripts", "loadpy", "logoff", "logon", "logstart", "logstate", "logstop"),
-            *("macro", "notebook", "page", "pastebin", "pdef", "pdoc", "pfile", "pinfo", "pinfo2"),
-            *("pprint", "profile", "psearch", "psource", "pycat", "qtconsole", "recall", "rep"),
-            *("reset_selective", "save", "subshell", "tb", "xdel"),
-        ),
-        LeftOut.NOTEBOOK_ONLY,
+    LeftOut.INSTALL: "pip conda mamba micromamba uv",
+    LeftOut.KERNEL_STATE: "env set_env cd pushd popd dhist dirs bookmark",
+    LeftOut.NOTEBOOK_ONLY: (
+        "matplotlib config load_ext reload_ext unload_ext autoreload pdb debug xmode precision "
+        "who whos who_ls history hist pwd tensorboard lsmagic magic quickref reset load gui store "
+        "aimport alias alias_magic unalias autoawait autocall automagic clear cls code_wrap colors "
+        "connect_info doctest_mode edit ed killbgscripts loadpy logoff logon logstart logstate "
+        "logstop macro notebook page pastebin pdef pdoc pfile pinfo pinfo2 pprint profile psearch "
+        "psource pycat qtconsole recall rep reset_selective save subshell tb xdel"
     ),
 }
+LINE_MAGICS = {name: why for why, names in _LINE_MAGICS.items() for name in names.split()}
 """Line magics that are left out: all of IPython's own except those below."""
 
 REFUSED = {
@@ -140,8 +124,6 @@ def value_expression(name: str, argument: str, expand: str) -> str | None:
 
     `expand` is the argument as a Python expression with variables filled in.
     """
-    if name in ("sx", "system"):
-        return output_lines.expression(expand)
     if name == "env" and argument and "=" not in argument and len(argument.split()) == 1:
         return f'__import__("os").environ[{expand}]'
     if name == "env" and not argument:
@@ -151,16 +133,11 @@ def value_expression(name: str, argument: str, expand: str) -> str | None:
     return None
 
 
-_SUBPROCESSES = (
-    *("bash", "sh", "script", "cmd", "perl", "ruby", "pypy", "python", "python2", "python3"),
-)
-"""Cell magics based on `%%script`, whose `--out`, `--err` and `--proc` name variables."""
-
 _OPTION = re.compile(r"--(?:out|err|proc)[ =]\s*(\w+)")
 _ASSIGNED = re.compile(r"([^\W\d]\w*)\s*<<")  # jupysql and ipython-sql
 _FROM_R = re.compile(r"-o\s*([\w,.]+)|--output[ =]\s*([\w,.]+)")  # rpy2
 _CYTHON = re.compile(r"(?:cpdef|def|class|cdef\s+class)\s+(?:[\w\[\]:,.*]+\s+)*?(\w+)\s*[(:]")
-_PYTHON = ("writefile", "file", *_SUBPROCESSES)
+_PYTHON = ("writefile", "file", *SUBPROCESSES)
 """Cell magics whose body may look like Python, but does not run in the notebook."""
 
 
@@ -175,7 +152,7 @@ def bound_by_magic(name: str, argument: str, body: Sequence[str]) -> list[str]:
         return words
     if name == "store":
         return words if "-r" in argument.split() else []
-    if name in _SUBPROCESSES:
+    if name in SUBPROCESSES:
         return _OPTION.findall(argument)
     if name == "sql":
         return _ASSIGNED.findall(argument)
@@ -188,19 +165,14 @@ def bound_by_magic(name: str, argument: str, body: Sequence[str]) -> list[str]:
         return [word.partition("=")[0] for word in words[:1] if "=" in word]
     if name == "cython":
         return [match[1] for line in body if (match := _CYTHON.match(line))]
-    return _bound_by_code(body) if name not in _PYTHON else []
-
-
-def _bound_by_code(body: Sequence[str]) -> list[str]:
-    try:
-        tree = ast.parse("\n".join(body))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return []
-    return sorted(bound_names(tree))
+    tree = None if name in _PYTHON else syntax.parsed(body)
+    return [] if tree is None else sorted(bound_names(tree))
 
 
 TIMEIT = "_tpunb_timeit"
 """Function in a script's header around the code of `%timeit` that binds names."""
+OUTPUT = "_tpunb_output"
+"""Function in a script's header that returns the output lines of a command."""
 
 RUN_NOTEBOOK, RUN_FILE, RUN_MODULE = "_tpunb_run_notebook", "_tpunb_run_file", "_tpunb_run_module"
 RUN_HELPERS = (RUN_NOTEBOOK, RUN_FILE, RUN_MODULE)

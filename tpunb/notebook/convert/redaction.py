@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tpunb.notebook.convert import magics
-from tpunb.notebook.convert.cells import SKIP_LINE, SKIP_TAGS
+from tpunb.notebook.convert.cells import SKIP_LINE, skip_reason
 from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Snapshot
@@ -20,15 +20,9 @@ from tpunb.notebook.models import Snapshot
 NOT_KEPT = f"{SKIP_LINE}\n# (not kept)"
 
 
-def is_skipped(source: str, tags: Iterable[str]) -> bool:
-    """True if a cell is marked to run in the notebook only."""
-    first = source.lstrip().partition("\n")[0].strip()
-    return first == SKIP_LINE or bool(SKIP_TAGS.keys() & set(tags))
-
-
 def redacted_source(source: str, tags: Iterable[str] = ()) -> str:
     """Return the text of a code cell to be written, line for line unless the cell is skipped."""
-    if is_skipped(source, tags):
+    if skip_reason(source, tags):
         return NOT_KEPT
     lines = source.split("\n")
     # IPython also accepts indented cells, whose first lines are magics all the same.
@@ -73,6 +67,6 @@ def redacted_notebook(text: str) -> str:
         if kept != source:
             cell["source"] = kept.splitlines(keepends=True)
             changed = True
-            if is_skipped(source, tags):
+            if skip_reason(source, tags):
                 cell["outputs"] = []
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n" if changed else text

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tpunb.notebook.convert import secrets, syntax
+from tpunb.notebook.convert import magics, secrets, syntax
 from tpunb.notebook.convert.syntax import Special
 
 _INSTALLS = re.compile(
@@ -22,7 +22,6 @@ _INSTALLS = re.compile(
 _COMMANDS = ("ls", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "pip")
 """Line magics that are commands of the same name."""
 _CONDA = ("conda", "mamba", "micromamba")
-_PROGRAMS = ("bash", "sh", "script", "perl", "ruby", "pypy", "python", "python2", "python3")
 _OPTION = re.compile(r"--(?:(out|err|proc)[ =]\s*(\w+)|(bg|no-raise-error))(?=\s|$)\s*")
 _CELL_MARK = re.compile(r"\s*(?:#\s*)?%%")
 _READS_SECRET = re.compile(r"_tpunb_setup_secret\('(\w+)'")
@@ -35,8 +34,8 @@ class SetupCode:
     """Python code for one use of special syntax, and the secrets found in it."""
 
     lines: list[str] = field(default_factory=list)
-    secrets: list[tuple[str, str]] = field(default_factory=list)
-    """Environment variables that the code reads, and the secrets that they replace."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """The secrets that it reads, by the environment variables that replace them."""
 
     def command(self, text: str, *, plain: bool = False) -> str:
         """Return the expression for a command or path, with `{expression}` and `$name` filled in.
@@ -70,21 +69,24 @@ class SetupCode:
         """Replace each secret by a mark; also return their variables and surrounding quotes."""
         found = secrets.find_secrets(text)
         variables = [
-            (self._variable(secret.variable, text[secret.start : secret.end]), secret.quote)
+            (
+                variable_for(secret.variable, text[secret.start : secret.end], self.secrets),
+                secret.quote,
+            )
             for secret in found
         ]
         for at, secret in reversed(list(enumerate(found))):
             text = text[: secret.start] + chr(_FIRST_MARK + at) + text[secret.end :]
         return text, variables
 
-    def _variable(self, name: str, value: str) -> str:
-        """Return the variable for a secret, renamed if another secret in this line uses it."""
-        taken, count, known = dict(self.secrets), 1, name
-        while taken.setdefault(name, value) != value:
-            count += 1
-            name = f"{known}_{count}"
-        self.secrets += [] if (name, value) in self.secrets else [(name, value)]
-        return name
+
+def variable_for(name: str, value: str, taken: dict[str, str]) -> str:
+    """Add the variable for a secret to `taken`, renamed if another secret uses it; return it."""
+    known, count = name, 1
+    while taken.setdefault(name, value) != value:
+        count += 1
+        name = f"{known}_{count}"
+    return name
 
 
 def rename_secrets(line: str, names: Mapping[str, str]) -> str:
@@ -168,7 +170,7 @@ def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None
         code.body(f"_tpunb_setup_file({path}, {mode!r}, ", body, ")", plain=True)
     elif name in ("system", "sx", "!"):
         code.body("_tpunb_setup_program('sh', '', False, ", body, ")", plain=False)
-    elif name in _PROGRAMS:
+    elif name in magics.SUBPROCESSES:
         options = _OPTION.findall(argument)
         if any(kind == "proc" or flag == "bg" for kind, _, flag in options):
             return None
@@ -199,7 +201,7 @@ def _set_variable(code: SetupCode, argument: str) -> str:
     if not sign or not name or len(name.split()) > 1:
         return ""
     if secrets.is_secret_value(name, value):
-        code.secrets.append((name, value))
+        code.secrets[name] = value
         expression = secret_expression(name, plain=True)
     else:
         expression = code.command(value, plain=True)

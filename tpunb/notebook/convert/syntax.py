@@ -11,11 +11,10 @@ exported notebooks and in libraries' examples.
 from __future__ import annotations
 
 import ast
-import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -82,6 +81,14 @@ def _shell_assignment(transformers: Any) -> Any:
     return ShellAssignment
 
 
+def parsed(lines: Sequence[str]) -> ast.Module | None:
+    """Parse lines of code; None if they are not Python."""
+    try:
+        return ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
 def warm_up() -> None:
     """Import IPython's transformers."""
     _ipython()
@@ -121,69 +128,6 @@ def first_special(lines: list[str]) -> Special | None:
         line, count = match.start_line, len(ended) - len(changed) + 1
         return _special(lines, line, match.start_col, count, changed[line])
     return None
-
-
-_STATEMENT = re.compile(r"(\s*)")
-_ASSIGNED = re.compile(r"([^#\n]*?[^=!<>]=[ \t]*)[%!]")
-
-
-def all_specials(lines: list[str]) -> list[Special] | None:
-    """Return all uses of special syntax that are separate lines or assigned values; otherwise None.
-
-    `first_special` tokenizes the whole cell for each use. This function replaces everything that
-    looks like special syntax by Python and parses the result to check that there is a statement
-    at each place: in strings and brackets there is none. None means that the cell is not so simple
-    and needs `first_special`.
-    """
-    shown = list(lines)
-    places: dict[tuple[int, int], type[ast.stmt]] = {}
-    index = 0
-    while index < len(lines):
-        line = lines[index]
-        alone = line.lstrip()[:1] in ("%", "!", "?")
-        if match := (_STATEMENT if alone else _ASSIGNED).match(line):
-            before, count = match[1], _continued(lines, index)
-            shown[index : index + count] = [before + ("pass" if alone else "...")] + [""] * (
-                count - 1
-            )
-            places[index + 1, len(before.encode())] = ast.Pass if alone else ast.Assign
-            index += count - 1
-        index += 1
-    try:
-        tree = ast.parse("\n".join(shown))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-    if not places or not places.items() <= dict(_placed(tree)).items():
-        return None
-    specials = []
-    for row, _ in sorted(places):
-        special = first_special(lines[row - 1 :][: _continued(lines, row - 1)])
-        if special is None or special.line != 0:
-            return None
-        specials.append(replace(special, line=row - 1))
-    return specials
-
-
-def _continued(lines: list[str], start: int) -> int:
-    """Count the lines that backslashes join, from `start` on."""
-    count = 1
-    while lines[start + count - 1].endswith("\\") and start + count < len(lines):
-        count += 1
-    return count
-
-
-def _placed(tree: ast.Module) -> Iterator[tuple[tuple[int, int], type[ast.stmt]]]:
-    """Yield the position of each `pass`, and of each assigned value."""
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Pass):
-            yield (node.lineno, node.col_offset), ast.Pass
-        elif isinstance(node, ast.Assign):
-            yield (node.value.lineno, node.value.col_offset), ast.Assign
-        elif hasattr(node, "body") or hasattr(node, "cases"):
-            for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-                todo += getattr(node, part, ())
 
 
 def _special(lines: list[str], line: int, column: int, count: int, changed: str) -> Special:
@@ -266,9 +210,7 @@ def special_calls(lines: list[str]) -> list[Special]:
 
     Empty for a cell that is not Python.
     """
-    try:
-        tree = ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    if (tree := parsed(lines)) is None:
         return []
     shells = {
         target.id

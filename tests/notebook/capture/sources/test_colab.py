@@ -12,7 +12,7 @@ from tests.drivers.kernel import PATIENCE
 from tests.fakes.front_ends import colab
 from tests.fakes.front_ends.colab import Page
 from tests.notebook.capture.fronts import LOAD, TRAIN, kernel, started, written
-from tpunb.notebook.capture.sources.colab import Colab
+from tpunb.notebook.capture.sources.colab import from_colab
 
 FAKE = colab.__name__
 
@@ -105,4 +105,4 @@ def test_a_page_that_does_not_answer(page: Page, tmp_path: Path) -> None:
 
 
 def test_other_kernels_are_not_colab() -> None:
-    assert Colab().locate(kernel()) is None
+    assert from_colab(kernel()) is None

@@ -30,7 +30,7 @@ from tests.notebook.capture.fronts import (
     write,
 )
 from tpunb.notebook.capture.sources.base import LocatedNotebook
-from tpunb.notebook.capture.sources.jupyter import Server, SessionName
+from tpunb.notebook.capture.sources.jupyter import from_server, from_session_name
 
 PASSWORD = "argon2:$argon2id$v=19$m=10240,t=10,p=8$c29tZXNhbHQ$abcdefghijklmnopqrstuvwxyz012345"
 
@@ -115,7 +115,7 @@ def test_a_server_with_a_certificate_of_its_own(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files[1], files[0])
     with Answers(tmp_path, body, tls=context):
-        assert Server().locate(asking(tmp_path)) == LocatedNotebook("the Jupyter server", path)
+        assert from_server(asking(tmp_path)) == LocatedNotebook("the Jupyter server", path)
 
 
 class Answers(HTTPServer):
@@ -176,18 +176,18 @@ def asking(folder: Path, **environ: str) -> Any:
 )
 def test_answers_that_say_nothing(folder: Path, body: bytes, status: int) -> None:
     with Answers(folder, body, status) as answers:
-        assert Server().locate(asking(folder)) is None
+        assert from_server(asking(folder)) is None
     assert answers.asked == [("/api/sessions", None)]
 
 
 def test_the_token_of_jupyterhub(folder: Path) -> None:
     body = b'[{"kernel": {"id": "k"}, "path": "in.ipynb", "type": "notebook"}]'
     with Answers(folder, body) as answers:
-        found = Server().locate(asking(folder, JUPYTERHUB_API_TOKEN="hub"))
+        found = from_server(asking(folder, JUPYTERHUB_API_TOKEN="hub"))
     assert found == LocatedNotebook("the Jupyter server", folder / "in.ipynb")
     assert answers.asked == [("/api/sessions", "token hub")]
     # It has ended and left its file.
-    assert Server().locate(asking(folder)) is None
+    assert from_server(asking(folder)) is None
 
 
 @pytest.mark.parametrize(
@@ -195,23 +195,23 @@ def test_the_token_of_jupyterhub(folder: Path) -> None:
 )
 def test_files_of_servers_that_cannot_be_asked(folder: Path, info: str) -> None:
     (folder / "jpserver-1.json").write_text(info)
-    assert Server().locate(asking(folder)) is None
+    assert from_server(asking(folder)) is None
     (folder / "jpserver-1.json").unlink()
-    assert Server().locate(asking(folder)) is None
-    assert Server().locate(kernel()) is None
+    assert from_server(asking(folder)) is None
+    assert from_server(kernel()) is None
 
 
 @pytest.mark.usefixtures("starts_processes")
 def test_session_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     path = folder / "in.ipynb"
-    assert SessionName().locate(kernel(JPY_SESSION_NAME=str(path))) == LocatedNotebook(
+    assert from_session_name(kernel(JPY_SESSION_NAME=str(path))) == LocatedNotebook(
         "JPY_SESSION_NAME", path
     )
     for name in ("", "in.ipynb", str(folder), str(folder / "renamed.ipynb")):
-        assert SessionName().locate(kernel(JPY_SESSION_NAME=name)) is None
+        assert from_session_name(kernel(JPY_SESSION_NAME=name)) is None
     # A program that was started in a kernel, and starts one, hands on that kernel's.
     with program(folder, "papermill", "other.ipynb", "o.ipynb", JPY_SESSION_NAME=str(path)) as pid:
-        assert SessionName().locate(kernel(JPY_SESSION_NAME=str(path), JPY_PARENT_PID=pid)) is None
+        assert from_session_name(kernel(JPY_SESSION_NAME=str(path), JPY_PARENT_PID=pid)) is None
         own = kernel(JPY_SESSION_NAME=str(folder / "out.ipynb"), JPY_PARENT_PID=pid)
-        assert SessionName().locate(own) is not None
+        assert from_session_name(own) is not None

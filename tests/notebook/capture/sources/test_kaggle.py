@@ -26,7 +26,7 @@ from tests.notebook.capture.fronts import (
 )
 from tpunb.notebook.capture.sources import kaggle
 from tpunb.notebook.capture.sources.base import LocatedNotebook, UnavailableError
-from tpunb.notebook.capture.sources.kaggle import Kaggle
+from tpunb.notebook.capture.sources.kaggle import from_kaggle
 
 ADDED = """# IMPORTANT: RUN THIS CELL IN ORDER TO IMPORT YOUR KAGGLE DATA SOURCES,
 # THEN FEEL FREE TO DELETE THIS CELL.
@@ -68,7 +68,7 @@ def test_a_service_that_does_not_give_it(
 
     def refused(words: str) -> None:
         with pytest.raises(UnavailableError, match=words):
-            Kaggle().locate(session)
+            from_kaggle(session)
 
     refused("Unexpected response from the service")
     service.source = "not json"
@@ -76,7 +76,7 @@ def test_a_service_that_does_not_give_it(
     service.source = '{"cells": 3}'
     refused("Kaggle sent no notebook: cells are not a list")
     service.source = draft(tmp_path, "a = 1")
-    assert Kaggle().locate(session) is not None
+    assert from_kaggle(session) is not None
     monkeypatch.setattr(kaggle, "WAIT", 0.2)
     service.delay.clear()
     refused(r"Kaggle did not send the notebook within 0\.2 s")
@@ -99,11 +99,11 @@ def test_what_is_asked_in_which_kind_of_run(
     file = write(folder / "__notebook__.ipynb", "a = 1")
 
     def origin(**environ: str) -> str | None:
-        found = Kaggle().locate(kernel(**environ))
+        found = from_kaggle(kernel(**environ))
         return found and found.origin
 
     batch = LocatedNotebook("Kaggle's batch run", file, title="notebook")
-    assert Kaggle().locate(kernel(KAGGLE_KERNEL_RUN_TYPE="Batch")) == batch
+    assert from_kaggle(kernel(KAGGLE_KERNEL_RUN_TYPE="Batch")) == batch
     assert origin(KAGGLE_KERNEL_RUN_TYPE="Interactive") == "Kaggle's editor"
     assert origin() is None
     # A notebook that something runs inside of one that is open on Kaggle is another.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.notebook.capture.fronts import kernel, program
 from tpunb.notebook.capture.sources import LocatedNotebook
-from tpunb.notebook.capture.sources.runners import CommandLine, PapermillParameters
+from tpunb.notebook.capture.sources.runners import from_command_line, from_parameters
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("starts_processes")
 def test_command_lines(folder: Path, command: str, found: str | None) -> None:
     with program(folder, *command.split()) as pid:
         executed = ("a = 1\n", "# Parameters\na = 2", "b = 2")
-        result = CommandLine().locate(kernel(JPY_PARENT_PID=pid, executed=executed))
+        result = from_command_line(kernel(JPY_PARENT_PID=pid, executed=executed))
     if found is None:
         assert result is None
     else:
@@ -47,14 +47,14 @@ def test_command_lines(folder: Path, command: str, found: str | None) -> None:
 
 def test_a_command_line_whose_notebook_holds_none_of_the_cells(folder: Path) -> None:
     with program(folder, "papermill", "in.ipynb", "out.ipynb") as pid:
-        assert CommandLine().locate(kernel(JPY_PARENT_PID=pid, executed=("c = 3",))) is None
+        assert from_command_line(kernel(JPY_PARENT_PID=pid, executed=("c = 3",))) is None
 
 
 def test_a_runner_that_has_ended(folder: Path) -> None:
     with program(folder, "papermill", "in.ipynb", "out.ipynb") as pid:
         pass
-    assert CommandLine().locate(kernel(JPY_PARENT_PID=pid, executed=("a = 1",))) is None
-    assert CommandLine().locate(kernel(JPY_PARENT_PID="?", executed=("a = 1",))) is None
+    assert from_command_line(kernel(JPY_PARENT_PID=pid, executed=("a = 1",))) is None
+    assert from_command_line(kernel(JPY_PARENT_PID="?", executed=("a = 1",))) is None
 
 
 def test_papermill_parameters_are_relative_to_papermill(
@@ -64,11 +64,11 @@ def test_papermill_parameters_are_relative_to_papermill(
     names: dict[str, object] = {"PAPERMILL_INPUT_PATH": "in.ipynb"}
     with program(folder, "papermill", "in.ipynb", "out.ipynb") as pid:
         monkeypatch.chdir(folder / "elsewhere")
-        found = PapermillParameters().locate(kernel(user_ns=names, JPY_PARENT_PID=pid))
+        found = from_parameters(kernel(user_ns=names, JPY_PARENT_PID=pid))
         assert found == LocatedNotebook("PAPERMILL_INPUT_PATH", folder / "in.ipynb")
-    assert PapermillParameters().locate(kernel(user_ns=names)) is None
+    assert from_parameters(kernel(user_ns=names)) is None
     monkeypatch.chdir(folder)
     names = {"PAPERMILL_INPUT_PATH": "s3://bucket/in.ipynb", "PAPERMILL_OUTPUT_PATH": "out.ipynb"}
-    found = PapermillParameters().locate(kernel(user_ns=names))
+    found = from_parameters(kernel(user_ns=names))
     assert found == LocatedNotebook("PAPERMILL_OUTPUT_PATH", folder / "out.ipynb")
-    assert PapermillParameters().locate(kernel(user_ns={"PAPERMILL_INPUT_PATH": 3})) is None
+    assert from_parameters(kernel(user_ns={"PAPERMILL_INPUT_PATH": 3})) is None

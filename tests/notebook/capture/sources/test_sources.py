@@ -63,31 +63,14 @@ def test_the_first_source_that_knows_wins(folder: Path, monkeypatch: pytest.Monk
     ]
 
 
-def test_the_order_of_sources() -> None:
-    assert [source.origin for source in SOURCES] == [
-        "%tpu_setup --notebook",
-        "TPUNB_NOTEBOOK",
-        "the page of Colab",
-        "Kaggle",
-        "VS Code",
-        "the Jupyter server",
-        "JPY_SESSION_NAME",
-        "the command line",
-        "papermill's parameters",
-    ]
-
-
 def test_a_source_that_does_not_answer_is_told_and_the_next_one_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken:
-        origin = "a broken source"
-
-        def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-            raise UnavailableError("it said no")
+    def broken(kernel: Kernel) -> LocatedNotebook | None:
+        raise UnavailableError("it said no")
 
     session = kernel(JPY_SESSION_NAME=str(folder / "in.ipynb"))
-    monkeypatch.setattr(sources, "SOURCES", (Broken(), *SOURCES, Broken()))
+    monkeypatch.setattr(sources, "SOURCES", (broken, *SOURCES, broken))
     found = LocatedNotebook("JPY_SESSION_NAME", folder / "in.ipynb")
     assert sources.locate_notebook(session) == (found, ("it said no",))
     assert sources.locate_notebook(kernel()) == (None, ("it said no", "it said no"))

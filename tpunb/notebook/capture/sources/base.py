@@ -1,4 +1,4 @@
-"""Interface of the sources, and the two sources with which the user names the notebook."""
+"""What the sources share, and the two sources with which the user names the notebook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.errors import NotebookError, NotebookNotFoundError
@@ -15,23 +15,11 @@ from tpunb.notebook.files import load_cells
 from tpunb.utils import env_vars
 
 
-class Source(Protocol):
-    """One way to find the notebook of a kernel."""
-
-    @property
-    def origin(self) -> str:
-        """Its name as shown to users, such as 'VS Code'."""
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        """Return the notebook, or None if this source does not find one.
-
-        Raises UnavailableError if the source should find it but cannot, and the user can do
-        something about that; the next source is tried then.
-        """
-
-
 class UnavailableError(Exception):
-    """A source should know the notebook but did not answer. The message is one line."""
+    """A source should know the notebook but did not answer, and the user can do something about it.
+
+    The message is one line. The next source is tried.
+    """
 
 
 @dataclass(frozen=True)
@@ -125,22 +113,14 @@ def overlap(path: Path, kernel: Kernel) -> int:
     return sum(cell.kind == "code" and cell.source.rstrip() in texts for cell in cells)
 
 
-class Option:
+def from_option(kernel: Kernel) -> LocatedNotebook | None:
     """`%tpu_setup --notebook PATH`."""
-
-    origin = "%tpu_setup --notebook"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        return _file(kernel.notebook, self.origin)
+    return _file(kernel.notebook, "%tpu_setup --notebook")
 
 
-class Variable:
+def from_variable(kernel: Kernel) -> LocatedNotebook | None:
     """The environment variable TPUNB_NOTEBOOK."""
-
-    origin = env_vars.NOTEBOOK
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        return _file(kernel.environ.get(env_vars.NOTEBOOK), self.origin)
+    return _file(kernel.environ.get(env_vars.NOTEBOOK), env_vars.NOTEBOOK)
 
 
 def _file(name: str | None, origin: str) -> LocatedNotebook | None:

@@ -18,33 +18,29 @@ WAIT = 30.0
 outputs, and so was 20 s (DagsHub/client#468)."""
 
 
-class Colab:
+def from_colab(kernel: Kernel) -> LocatedNotebook | None:
     """The page's copy of the notebook, in a kernel started by Colab itself."""
-
-    origin = "the page of Colab"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        # google.colab can also be imported in kernels that papermill starts, so that is no test.
-        if not type(kernel.shell).__module__.startswith("google.colab."):
-            return None
-        if threading.current_thread() is not threading.main_thread():
-            raise UnavailableError("Colab sends the notebook to the main thread only")
-        try:
-            from google.colab._message import MessageError, blocking_request
-        except ImportError as error:
-            raise UnavailableError(f"cannot request the notebook from Colab: {error}") from None
-        try:
-            reply = blocking_request("get_ipynb", request="", timeout_sec=WAIT)
-        except MessageError as error:
-            raise UnavailableError(f"Colab did not give the notebook: {error}") from error
-        if reply is None:
-            raise UnavailableError(
-                f"Colab did not send the notebook within {WAIT:g} s (is its page open?)"
-            )
-        notebook = reply.get("ipynb") if isinstance(reply, Mapping) else None
-        if not isinstance(notebook, Mapping):
-            raise UnavailableError("Colab sent no notebook")
-        return LocatedNotebook(self.origin, content=notebook, title=_name(notebook))
+    # google.colab can also be imported in kernels that papermill starts, so that is no test.
+    if not type(kernel.shell).__module__.startswith("google.colab."):
+        return None
+    if threading.current_thread() is not threading.main_thread():
+        raise UnavailableError("Colab sends the notebook to the main thread only")
+    try:
+        from google.colab._message import MessageError, blocking_request
+    except ImportError as error:
+        raise UnavailableError(f"cannot request the notebook from Colab: {error}") from None
+    try:
+        reply = blocking_request("get_ipynb", request="", timeout_sec=WAIT)
+    except MessageError as error:
+        raise UnavailableError(f"Colab did not give the notebook: {error}") from error
+    if reply is None:
+        raise UnavailableError(
+            f"Colab did not send the notebook within {WAIT:g} s (is its page open?)"
+        )
+    notebook = reply.get("ipynb") if isinstance(reply, Mapping) else None
+    if not isinstance(notebook, Mapping):
+        raise UnavailableError("Colab sent no notebook")
+    return LocatedNotebook("the page of Colab", content=notebook, title=_name(notebook))
 
 
 def _name(notebook: Mapping[str, object]) -> str | None:

@@ -21,51 +21,40 @@ LARGEST = 10_000_000
 """Maximum number of bytes read of an answer."""
 
 
-class Server:
+def from_server(kernel: Kernel) -> LocatedNotebook | None:
     """The sessions of the Jupyter server that started this kernel.
 
     A server that cannot be queried (password only, on a socket, gone) does not count as
     unavailable: JPY_SESSION_NAME gives the same answer, except after renames.
     """
-
-    origin = "the Jupyter server"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        if kernel.connection_file is None or kernel.parent is None:
-            return None
-        file = Path(kernel.connection_file)
-        server = _server(file.parent, kernel.parent.pid)
-        if server is None:
-            return None
-        root, url, token = server
-        token = token or kernel.environ.get("JUPYTERHUB_API_TOKEN", "")
-        kernel_id = file.stem.removeprefix("kernel-")
-        paths = [root / path for path in _paths(_sessions(url, token), kernel_id)]
-        files = [path for path in dict.fromkeys(paths) if path.is_file()]
-        # Several notebooks may share a kernel.
-        best = (
-            files[0]
-            if len(files) == 1
-            else max(files, key=lambda path: overlap(path, kernel), default=None)
-        )
-        return None if best is None else LocatedNotebook(self.origin, best)
+    if kernel.connection_file is None or kernel.parent is None:
+        return None
+    file = Path(kernel.connection_file)
+    server = _server(file.parent, kernel.parent.pid)
+    if server is None:
+        return None
+    root, url, token = server
+    token = token or kernel.environ.get("JUPYTERHUB_API_TOKEN", "")
+    kernel_id = file.stem.removeprefix("kernel-")
+    paths = [root / path for path in _paths(_sessions(url, token), kernel_id)]
+    files = [path for path in dict.fromkeys(paths) if path.is_file()]
+    # Several notebooks may share a kernel.
+    best = max(files, key=lambda path: overlap(path, kernel), default=None)
+    return None if best is None else LocatedNotebook("the Jupyter server", best)
 
 
-class SessionName:
+def from_session_name(kernel: Kernel) -> LocatedNotebook | None:
     """The variable JPY_SESSION_NAME.
 
     It is stale after a rename until the kernel restarts, and a bare name on old servers. Programs
     started in a kernel, and their kernels, inherit it: then it names another notebook.
     """
-
-    origin = "JPY_SESSION_NAME"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        name = kernel.environ.get("JPY_SESSION_NAME", "")
-        if kernel.parent is not None and kernel.parent.environ.get("JPY_SESSION_NAME") == name:
-            return None
-        path = Path(name)
-        return LocatedNotebook(self.origin, path) if path.is_absolute() and path.is_file() else None
+    name = kernel.environ.get("JPY_SESSION_NAME", "")
+    if kernel.parent is not None and kernel.parent.environ.get("JPY_SESSION_NAME") == name:
+        return None
+    path = Path(name)
+    known = path.is_absolute() and path.is_file()
+    return LocatedNotebook("JPY_SESSION_NAME", path) if known else None
 
 
 def _server(folder: Path, pid: int) -> tuple[Path, str, str] | None:

@@ -25,26 +25,22 @@ IMPORTS = "IMPORT YOUR KAGGLE DATA SOURCES"
 """Text in the cells that the service adds on top of a draft, for use outside of Kaggle."""
 
 
-class Kaggle:
+def from_kaggle(kernel: Kernel) -> LocatedNotebook | None:
     """The notebook of a Kaggle kernel, unless a program in another kernel started this one."""
-
-    origin = "Kaggle"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        kind = kernel.environ.get("KAGGLE_KERNEL_RUN_TYPE", "").lower()
-        if not kind or (kernel.parent is not None and kernel.parent.in_a_kernel()):
-            return None
-        file = WORKING / "__notebook__.ipynb"
-        if kind != "interactive" and file.is_file():
-            return LocatedNotebook("Kaggle's batch run", file, title="notebook")
-        if kind == "batch":
-            return None  # the draft may be newer than the version that runs
-        notebook = _draft()
-        if notebook is None:
-            return None
-        ran = kernel.texts()
-        cells = [cell for cell in notebook["cells"] if _text(cell) in ran or not _added(cell)]
-        return LocatedNotebook("Kaggle's editor", content={**notebook, "cells": cells})
+    kind = kernel.environ.get("KAGGLE_KERNEL_RUN_TYPE", "").lower()
+    if not kind or (kernel.parent is not None and kernel.parent.in_a_kernel()):
+        return None
+    file = WORKING / "__notebook__.ipynb"
+    if kind != "interactive" and file.is_file():
+        return LocatedNotebook("Kaggle's batch run", file, title="notebook")
+    if kind == "batch":
+        return None  # the draft may be newer than the version that runs
+    notebook = _draft()
+    if notebook is None:
+        return None
+    ran = kernel.texts()
+    cells = [cell for cell in notebook["cells"] if _text(cell) in ran or not _added(cell)]
+    return LocatedNotebook("Kaggle's editor", content={**notebook, "cells": cells})
 
 
 def _draft() -> dict[str, Any] | None:

@@ -18,46 +18,38 @@ RUNNERS = {
 """Programs that run notebooks named on their command line. `jupyter x` becomes `jupyter-x`."""
 
 
-class CommandLine:
+def from_command_line(kernel: Kernel) -> LocatedNotebook | None:
     """The command line of the program that started this kernel (Linux, same machine).
 
     If a command names several notebooks, the notebook that contains most of the executed cells
     is used.
     """
-
-    origin = "the command line"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        parent = kernel.parent
-        if parent is None or parent.folder is None:
-            return None
-        runner, rest = _runner(parent.arguments)
-        if runner is None:
-            return None
-        named = [path for word in rest if (path := _notebook(parent.folder, word))]
-        if runner == "papermill":
-            named = named[:1]  # the input; the output holds the same cells and is being written
-        best = max(named, key=lambda path: overlap(path, kernel), default=None)
-        if best is None or not overlap(best, kernel):
-            return None
-        return LocatedNotebook(f"{self.origin} of {runner}", best)
+    parent = kernel.parent
+    if parent is None or parent.folder is None:
+        return None
+    runner, rest = _runner(parent.arguments)
+    if runner is None:
+        return None
+    named = [path for word in rest if (path := _notebook(parent.folder, word))]
+    if runner == "papermill":
+        named = named[:1]  # the input; the output holds the same cells and is being written
+    best = max(named, key=lambda path: overlap(path, kernel), default=None)
+    if best is None or not overlap(best, kernel):
+        return None
+    return LocatedNotebook(f"the command line of {runner}", best)
 
 
-class PapermillParameters:
+def from_parameters(kernel: Kernel) -> LocatedNotebook | None:
     """Variables that `papermill --inject-paths` sets in the notebook, for systems without /proc.
 
     Paths are relative to papermill's start directory, which `%cd` does not change.
     """
-
-    origin = "papermill's parameters"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        folder = (kernel.parent and kernel.parent.folder) or Path.cwd()
-        for name in ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"):
-            path = kernel.user_ns.get(name)
-            if isinstance(path, str) and (folder / path).is_file():
-                return LocatedNotebook(name, folder / path)
-        return None
+    folder = (kernel.parent and kernel.parent.folder) or Path.cwd()
+    for name in ("PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"):
+        path = kernel.user_ns.get(name)
+        if isinstance(path, str) and (folder / path).is_file():
+            return LocatedNotebook(name, folder / path)
+    return None
 
 
 def _runner(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -16,17 +16,13 @@ from tpunb.notebook.capture.sources.base import Kernel, LocatedNotebook
 SCHEME = "vscode-notebook-cell"
 
 
-class VSCode:
+def from_vscode(kernel: Kernel) -> LocatedNotebook | None:
     """The path in the newest cell's address, otherwise the path set at the kernel's start."""
-
-    origin = "VS Code"
-
-    def locate(self, kernel: Kernel) -> LocatedNotebook | None:
-        ids = (run.id for run in reversed(kernel.executed) if run.id)
-        address = next((id for id in ids if id.startswith(f"{SCHEME}:")), "")
-        for name in (unquote(urlsplit(address).path), kernel.user_ns.get("__vsc_ipynb_file__")):
-            # A notebook that was never saved has the relative path Untitled-1.ipynb.
-            path = Path(name) if isinstance(name, str) else Path()
-            if path.is_absolute() and path.is_file():
-                return LocatedNotebook(self.origin, path)
-        return None
+    ids = (run.id for run in reversed(kernel.executed) if run.id)
+    address = next((id for id in ids if id.startswith(f"{SCHEME}:")), "")
+    for name in (unquote(urlsplit(address).path), kernel.user_ns.get("__vsc_ipynb_file__")):
+        # A notebook that was never saved has the relative path Untitled-1.ipynb.
+        path = Path(name) if isinstance(name, str) else Path()
+        if path.is_absolute() and path.is_file():
+            return LocatedNotebook("VS Code", path)
+    return None

@@ -175,11 +175,11 @@ def _tpunb_setup_install(command: str) -> None:
 class _TpunbLines(list):  # type: ignore[type-arg]
     """A command's output lines, with the attributes of `x = !command` in a notebook."""
 
-    def __reduce__(self) -> "tuple[_TpunbAny, ...]":
+    def __reduce__(self) -> tuple[_TpunbAny, ...]:
         return list, (self.l,)  # processes without this class get a list
 
     @property
-    def l(self) -> "list[str]":  # noqa: E743
+    def l(self) -> list[str]:  # noqa: E743
         return list(self)
 
     list = l
@@ -197,26 +197,24 @@ class _TpunbLines(list):  # type: ignore[type-arg]
     spstr = s
 
     @property
-    def p(self) -> "_TpunbAny":
+    def p(self) -> _TpunbAny:
         import pathlib
 
         return [pathlib.Path(line) for line in self if _tpunb_os.path.exists(line)]
 
     paths = p
 
-    def sort(self, field: "int | None" = None, nums: bool = False) -> "_TpunbLines":  # type: ignore[override]
+    def sort(self, field: _TpunbAny = None, nums: bool = False) -> _TpunbAny:  # type: ignore[override]
         """Return the lines sorted, by the words of one column or by the number in them."""
 
-        def key(line: str) -> "tuple[_TpunbAny, str]":
+        def key(line: str) -> tuple[_TpunbAny, str]:
             parts = line if field is None else _TpunbLines([line]).fields(field).l
             digits = "".join(part for part in parts if part.isdigit())
             return int(digits or 0) if nums else parts, line
 
         return _TpunbLines(sorted(self, key=key))
 
-    def grep(
-        self, pattern: _TpunbAny, prune: bool = False, field: "int | None" = None
-    ) -> "_TpunbLines":
+    def grep(self, pattern: _TpunbAny, prune: bool = False, field: _TpunbAny = None) -> _TpunbAny:
         """Return lines that match a pattern or function; with `prune`, the other lines."""
 
         def found(line: str) -> bool:
@@ -228,7 +226,7 @@ class _TpunbLines(list):  # type: ignore[type-arg]
 
         return _TpunbLines(line for line in self if found(line) != prune)
 
-    def fields(self, *columns: int) -> "_TpunbLines":
+    def fields(self, *columns: int) -> _TpunbAny:
         """Return each line's words in these columns, joined; without columns, lists of words."""
         words = [line.split() for line in self]
         if not columns:
