@@ -28,9 +28,7 @@ def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
     assert facts["cuda-bfloat16"].startswith("RuntimeError: Current CUDA Device does not support")
     assert facts["data-parallel"] == []
     assert facts["optimizer-before-device"] == ["cpu", "xla", False]
-    assert facts["untied-weights"] == [True, False]
     assert facts["torch-checkpoint without reentry"] == facts["torch-checkpoint"]
-    assert facts["checkpoint of torch_xla"] == facts["FrozenBatchNorm2d"] == "no error"
-    assert facts["biased-variance"] == pytest.approx(0.75)
+    assert facts["checkpoint of torch_xla"] == "no error"
     assert facts["changing-shape"] == [4]
     assert facts["missing"] == ["get_ordinal", "xrt_world_size"]

@@ -10,8 +10,5 @@ FACTS = {
     "sampler-and-shuffle": "ValueError: sampler option is mutually exclusive with shuffle",
     "torch-save-on-xla": "xla:0",
     "load-to-xla": "RuntimeError: don't know how to restore data location",
-    "reduce-average": "ValueError: Invalid reduce op",
     "torch-checkpoint": "AttributeError: module 'torch' has no attribute 'xla'",
-    "embedding-bag": "aten::_embedding_bag",
-    "frozen-batch-norm": "RuntimeError: The size of mean should be compatible with feature count",
 }

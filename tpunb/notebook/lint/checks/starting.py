@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
+from tpunb.notebook.lint.checks.sites import has_spread, place
+from tpunb.notebook.lint.index import XM, NotebookIndex
+from tpunb.notebook.lint.names import argument, call, dotted, literal
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -28,49 +29,38 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
 )
 def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(SPAWN):
-        if site.cell.part == "train" or notebook.in_rank(site):
-            continue
         value = argument(call(site), "nprocs", 2)
-        if value is not None and (variable := _asked_variable(notebook, value, site)):
-            yield Hit(
-                site,
-                f"{variable} is not set on current TPU machines, so nprocs may be 1 and only one "
-                "core is used, without a warning",
-                severity="warning",
-            )
+        if value is None or site.cell.part == "train" or notebook.in_rank(site):
             continue
-        number = _number(notebook, value, site)
-        if value is None or number in (1, None):
-            continue
-        yield Hit(site, f"xmp.spawn(nprocs={number}) raises ValueError: only 1 and None work")
+        if variable := _asked_variable(notebook, value, site):
+            message = f"{variable} is not set on current TPU machines, so nprocs may be 1 and only "
+            message += "one core is used, without a warning"
+            yield Hit(site, message, severity="warning")
+        elif (number := _number(notebook, value, site)) not in (1, None):
+            message = f"xmp.spawn(nprocs={number}) raises ValueError: only 1 and None work"
+            yield Hit(site, message)
 
 
 def _asked_variable(notebook: NotebookIndex, value: ast.expr, site: Site) -> str | None:
     """The variable of old TPU nodes that determines the number: `8 if TPU_NAME else 1`."""
-    if isinstance(value, ast.Name):
-        for assigned in notebook.values(value.id, site.frame):
-            if isinstance(assigned.node, ast.IfExp):
-                return _asked_variable(notebook, assigned.node, assigned)
-    if not isinstance(value, ast.IfExp):
-        return None
-    texts = {part.value for part in ast.walk(value.test) if isinstance(part, ast.Constant)}
+    values = notebook.values(value.id, site.frame) if isinstance(value, ast.Name) else []
+    tests = [v.test for v in [value, *(v.node for v in values)] if isinstance(v, ast.IfExp)]
+    texts = {literal(part) for test in tests for part in ast.walk(test)}
     return next((name for name in _OF_NODES if name in texts), None)
 
 
-def _number(notebook: NotebookIndex, node: ast.AST | None, site: Site) -> int | None:
+def _number(notebook: NotebookIndex, node: ast.AST, site: Site) -> int | None:
     """The number that an expression evaluates to; None if that is not certain."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    values = list[Site]()
     if isinstance(node, ast.Subscript):
         values = list(_items(notebook, node, site))
-        numbers = {_number(notebook, value.node, value) for value in values}
-        return numbers.pop() if len(numbers) == 1 else None
-    if isinstance(node, ast.Name | ast.Attribute):
+    elif isinstance(node, ast.Name | ast.Attribute):
         values = notebook.values(dotted(node), site.frame)
-        numbers = {_number(notebook, v.node, v) for v in values if not isinstance(v.node, ast.Name)}
-        if len(numbers) == 1:
-            return numbers.pop()
-    return None
+        values = [value for value in values if not isinstance(value.node, ast.Name)]
+    numbers = {_number(notebook, value.node, value) for value in values}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator[Site]:
@@ -81,16 +71,15 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
     if key is ... or not name:
         return
     for assign in notebook.sites.assigns:
-        if not isinstance(assign.node, ast.Assign):
-            continue
-        for target in assign.node.targets:
-            here = isinstance(target, ast.Subscript) and dotted(target.value) == name
-            if here and isinstance(target, ast.Subscript) and literal(target.slice) == key:
-                yield Site(assign.node.value, assign.frame)
+        for target in assign.node.targets if isinstance(assign.node, ast.Assign) else ():
+            if not isinstance(target, ast.Subscript) or dotted(target.value) != name:
+                continue
+            if literal(target.slice) == key:
+                yield Site(assign.node.value, assign.frame)  # type: ignore[attr-defined]
     for value in notebook.values(name, site.frame):
         if isinstance(value.node, ast.Dict):
             for given, item in zip(value.node.keys, value.node.values, strict=True):
-                if given is not None and literal(given) == key:
+                if literal(given) == key:
                     yield Site(item, value.frame)
 
 
@@ -110,14 +99,12 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
         if site.cell.part == "train" or notebook.in_rank(site) or notebook.one_process(site):
             continue
         target = argument(node, "fn", 0)
-        name = last_part(target) if isinstance(target, ast.Name) else ""
+        name = target.id if isinstance(target, ast.Name) else ""
         if not isinstance(target, ast.Lambda) and name not in notebook.functions:
             continue
         at = 2 if notebook.full(node.func, site) == LAUNCH else 5
         method = argument(node, "start_method", at)
-        spread = any(word.arg is None for word in node.keywords)
-        default = method is None and not spread
-        if default or (isinstance(method, ast.Constant) and method.value == "spawn"):
+        if literal(method) == "spawn" or (method is None and not has_spread(node)):
             shown = f"`{name}`" if name else "the lambda"
             yield Hit(site, f"the start method is spawn, and {shown} is defined in the notebook")
 
@@ -133,7 +120,7 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [site for site in notebook.launches if not notebook.one_process(site)]
-    end = max(((site.cell.index, site.line) for site in launches), default=(-1, 0))
+    end = max(map(place, launches), default=(-1, 0))
     for site in notebook.device_uses:
         if site.frame.function is not None or site.cell.part != "prelude":
             continue
@@ -146,13 +133,10 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
                 severity="hint",
             )
             return
-        if (site.cell.index, site.line) < end:
+        if place(site) < end:
             sure = not any(True for _ in site.conditions()) and site.simple()
-            yield Hit(
-                site,
-                "an XLA device is used in the kernel before the ranks are started",
-                severity=None if sure else "warning",
-            )
+            message = "an XLA device is used in the kernel before the ranks are started"
+            yield Hit(site, message, severity=None if sure else "warning")
             return
 
 
@@ -165,18 +149,14 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     fix="write `torch_xla.device()` without a number",
 )
 def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of("torch_xla.device", "torch_xla.core.xla_model.xla_device"):
-        function = site.frame.function
+    for site in notebook.calls_of("torch_xla.device", f"{XM}.xla_device"):
         value = argument(call(site), "n", 0) or argument(call(site), "index")
         if value is None or not (notebook.multi or notebook.launches) or not notebook.in_rank(site):
             continue
-        if isinstance(value, ast.Constant) and type(value.value) is int and value.value > 0:
-            yield Hit(site, f"device number {value.value}: a rank has only number 0")
-        elif (
-            function is not None
-            and dotted(value)
-            and dotted(value) == notebook.rank_parameter(function)
-        ):
+        number, function = literal(value), site.frame.function
+        if type(number) is int and number > 0:
+            yield Hit(site, f"device number {number}: a rank has only number 0")
+        elif function and (name := dotted(value)) and name == notebook.rank_parameter(function):
             yield Hit(site, "the device is chosen by the rank's number: a rank has only number 0")
 
 
@@ -190,10 +170,9 @@ def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [s for s in notebook.calls_of(*ACCELERATE) if s.cell.part == "prelude"]
-    end = max(((s.cell.index, s.line) for s in launches), default=(-1, 0))
+    end = max(map(place, launches), default=(-1, 0))
     for site in notebook.calls_of("accelerate.Accelerator"):
-        early = (site.cell.index, site.line) < end
-        if early and site.simple() and site.frame.function is None:
+        if place(site) < end and site.simple() and site.frame.function is None:
             yield Hit(site, "an Accelerator is created in the kernel, before notebook_launcher")
 
 
@@ -208,7 +187,45 @@ def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*ACCELERATE):
-        value = argument(call(site), "num_processes", 2)
-        if value is None or site.cell.part != "prelude" or notebook.one_process(site):
-            continue
-        yield Hit(site, "num_processes starts GPU processes if accelerate detects no TPU")
+        given = argument(call(site), "num_processes", 2) is not None
+        if given and site.cell.part == "prelude" and not notebook.one_process(site):
+            yield Hit(site, "num_processes starts GPU processes if accelerate detects no TPU")
+
+
+def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether SPMD is certainly on, in the same process, when a site is reached."""
+    for use in notebook.calls_of("torch_xla.runtime.use_spmd"):
+        # Each train cell is a run of its own; other cells may be part of none.
+        parts = {use.cell.part, site.cell.part}
+        same = use.cell is site.cell or ("kernel" not in parts and parts != {"train"})
+        if same and place(use) < place(site) and use.frame.function is None and use.simple():
+            return True
+    return False
+
+
+@rule(
+    "spmd-launch",
+    "error",
+    what="torch_xla.launch after xr.use_spmd()",
+    fact="NotImplementedError: launch function does not support SPMD at this time",
+    source="measured with torch_xla 2.9.0; torch_xla.py",
+    fix="call the function itself: with SPMD there is one process",
+)
+def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(LAUNCH):
+        if _after_spmd(notebook, site):
+            yield Hit(site, "torch_xla.launch does not work after xr.use_spmd()", certain=True)
+
+
+@rule(
+    "spmd-process-group",
+    "error",
+    what="torch.distributed's backend xla after xr.use_spmd()",
+    fact="AssertionError: XLA backend is not supported with SPMD",
+    source="measured with torch_xla 2.9.0; distributed/xla_backend.py",
+    fix="remove the process group: with SPMD there is one process per host",
+)
+def _spmd_process_group(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of("torch.distributed.init_process_group"):
+        if literal(argument(call(site), "backend", 0)) == "xla" and _after_spmd(notebook, site):
+            yield Hit(site, "the backend xla does not work after xr.use_spmd()", certain=True)
