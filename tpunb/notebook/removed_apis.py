@@ -39,32 +39,38 @@ PL = "torch_xla.distributed.parallel_loader"
 XMP = "torch_xla.distributed.xla_multiprocessing"
 PJRT = "torch_xla.experimental.pjrt"
 DP = "torch_xla.distributed.data_parallel"
+SPMD = "torch_xla.distributed.spmd"
 _LOOP = "Write an ordinary loop over `torch_xla.distributed.parallel_loader.MpDeviceLoader`."
 _BF16 = (
     "Write `model.to(torch.bfloat16)`, or `with torch.autocast('xla', dtype=torch.bfloat16):` "
     "around the forward pass and the loss."
 )
 
+_LAUNCH = "Write `torch_xla.launch(fn, args=(...))`"
+_PJRT_ONLY = "Leave it out: PJRT is the only runtime there is."
+_ON_EACH_HOST = (
+    "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
+    "--command='python3 train.py'`."
+)
+
+
+def _now(old: str, new: str, state: ApiState, call: str, note: str = "") -> RemovedApi:
+    """The row of a name that another one replaces: what to write, and a remark."""
+    return RemovedApi(old, new, state, f"Write `{call}`{note}.")
+
+
+_NO_ARGUMENT = ", which takes no argument"
+_OF_RUNTIME: tuple[tuple[str, str, ApiState], ...] = (
+    ("xrt_world_size", "world_size", "missing"),
+    ("get_ordinal", "global_ordinal", "missing"),
+    ("get_local_ordinal", "local_ordinal", "legacy"),
+)
 NAMES: tuple[RemovedApi, ...] = (
-    RemovedApi(f"{XM}.xla_device", "torch_xla.device", "deprecated", "Write `torch_xla.device()`."),
-    RemovedApi(f"{XM}.mark_step", "torch_xla.sync", "deprecated", "Write `torch_xla.sync()`."),
-    RemovedApi(
-        f"{XM}.xrt_world_size",
-        f"{XR}.world_size",
-        "missing",
-        "Write `torch_xla.runtime.world_size()`, which takes no argument.",
-    ),
-    RemovedApi(
-        f"{XM}.get_ordinal",
-        f"{XR}.global_ordinal",
-        "missing",
-        "Write `torch_xla.runtime.global_ordinal()`, which takes no argument.",
-    ),
-    RemovedApi(
-        f"{XM}.get_local_ordinal",
-        f"{XR}.local_ordinal",
-        "legacy",
-        "Write `torch_xla.runtime.local_ordinal()`, which takes no argument.",
+    _now(f"{XM}.xla_device", "torch_xla.device", "deprecated", "torch_xla.device()"),
+    _now(f"{XM}.mark_step", "torch_xla.sync", "deprecated", "torch_xla.sync()"),
+    *(
+        _now(f"{XM}.{old}", f"{XR}.{new}", state, f"{XR}.{new}()", _NO_ARGUMENT)
+        for old, new, state in _OF_RUNTIME
     ),
     RemovedApi(
         f"{XM}.parse_xla_device",
@@ -78,10 +84,7 @@ NAMES: tuple[RemovedApi, ...] = (
         f"{XM}.category_eval_fn", None, "missing", "Compute the accuracy in the loop itself."
     ),
     RemovedApi(
-        f"{XMP}.spawn",
-        "torch_xla.launch",
-        "legacy",
-        "Write `torch_xla.launch(fn, args=(...))`; it takes every device there is.",
+        f"{XMP}.spawn", "torch_xla.launch", "legacy", f"{_LAUNCH}; it takes every device there is."
     ),
     RemovedApi(
         f"{PL}.ParallelLoader",
@@ -109,63 +112,20 @@ NAMES: tuple[RemovedApi, ...] = (
         "Leave it out: bfloat16 has the range of float32, so that losses need no scaling.",
         since="2.9",
     ),
-    RemovedApi(
-        "torch_xla.experimental.compile",
-        "torch_xla.compile",
-        "missing",
-        "Write `torch_xla.compile`.",
-    ),
-    RemovedApi(
-        f"{XR}.using_pjrt", None, "missing", "Leave it out: PJRT is the only runtime there is."
-    ),
-    RemovedApi(
-        f"{PJRT}.using_pjrt", None, "missing", "Leave it out: PJRT is the only runtime there is."
-    ),
-    RemovedApi(
-        f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "Write `xla_model.rendezvous(tag)`."
-    ),
-    RemovedApi(
+    _now("torch_xla.experimental.compile", "torch_xla.compile", "missing", "torch_xla.compile"),
+    RemovedApi(f"{XR}.using_pjrt", None, "missing", _PJRT_ONLY),
+    RemovedApi(f"{PJRT}.using_pjrt", None, "missing", _PJRT_ONLY),
+    _now(f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "xla_model.rendezvous(tag)"),
+    _now(
         f"{PJRT}.broadcast_master_param",
         f"{XM}.broadcast_master_param",
         "missing",
-        "Write `xla_model.broadcast_master_param(model)`.",
+        "xla_model.broadcast_master_param(model)",
     ),
-    RemovedApi(
-        f"{PJRT}.spawn", "torch_xla.launch", "missing", "Write `torch_xla.launch(fn, args=(...))`."
-    ),
-    RemovedApi(
-        f"{PJRT}.spawn_threads",
-        "torch_xla.launch",
-        "missing",
-        "Write `torch_xla.launch(fn, args=(...))`.",
-    ),
+    RemovedApi(f"{PJRT}.spawn", "torch_xla.launch", "missing", f"{_LAUNCH}."),
+    RemovedApi(f"{PJRT}.spawn_threads", "torch_xla.launch", "missing", f"{_LAUNCH}."),
 )
 """Single names. Names in the modules of MODULES count as well: see `lookup_name`."""
-
-ARGUMENTS: tuple[RemovedApi, ...] = (
-    RemovedApi(
-        f"{XMP}.spawn.nprocs",
-        "torch_xla.launch",
-        "refused",
-        "Any number but 1 raises ValueError: leave it out to use every device; for one process, "
-        "`torch_xla.launch(fn, debug_single_process=True)`.",
-    ),
-    RemovedApi(f"{XMP}.spawn.join", None, "ignored", "Leave it out: spawn always waits."),
-    RemovedApi(f"{XMP}.spawn.daemon", None, "ignored", "Leave it out."),
-    RemovedApi(
-        f"{XM}.get_xla_supported_devices.devkind",
-        None,
-        "refused",
-        "Leave it out: the devices are those of PJRT_DEVICE.",
-    ),
-    RemovedApi(
-        f"{XM}.xla_device.devkind",
-        None,
-        "ignored",
-        "Leave it out: the device is that of PJRT_DEVICE.",
-    ),
-)
-"""Arguments of functions that still exist: the function's full name, a dot, the argument."""
 
 MODULES: tuple[RemovedApi, ...] = (
     *(
@@ -189,17 +149,11 @@ MODULES: tuple[RemovedApi, ...] = (
         "missing",
         "Import `torch_xla._internal.tpu`, which is not public.",
     ),
-    RemovedApi(
-        "torch_xla.experimental.xla_sharding",
-        "torch_xla.distributed.spmd.xla_sharding",
-        "missing",
-        "Import `torch_xla.distributed.spmd`.",
-    ),
-    RemovedApi(
-        "torch_xla.experimental.xla_sharded_tensor",
-        "torch_xla.distributed.spmd.xla_sharded_tensor",
-        "missing",
-        "Import `torch_xla.distributed.spmd`.",
+    *(
+        RemovedApi(
+            f"torch_xla.experimental.{name}", f"{SPMD}.{name}", "missing", f"Import `{SPMD}`."
+        )
+        for name in ("xla_sharding", "xla_sharded_tensor")
     ),
     RemovedApi(
         "torch_xla.experimental.pjrt_backend",
@@ -209,13 +163,7 @@ MODULES: tuple[RemovedApi, ...] = (
         "or v3 use one core: there the old module patches torch.distributed for the threads of a "
         "process, which neither torchrun nor a rank of tpunb has.",
     ),
-    RemovedApi(
-        "torch_xla.distributed.xla_dist",
-        None,
-        "missing",
-        "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
-        "--command='python3 train.py'`.",
-    ),
+    RemovedApi("torch_xla.distributed.xla_dist", None, "missing", _ON_EACH_HOST),
     RemovedApi(
         "torch_xla.distributed.cluster",
         None,
@@ -265,13 +213,7 @@ _PAIR = f"{INSTALL_PAIR}; Colab and Kaggle have a pair installed."
 
 COMMANDS: tuple[RemovedApi, ...] = (
     RemovedApi("env-setup.py", None, "missing", f"Install a pair that fits: {_PAIR}"),
-    RemovedApi(
-        "xla_dist",
-        None,
-        "missing",
-        "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
-        "--command='python3 train.py'`.",
-    ),
+    RemovedApi("xla_dist", None, "missing", _ON_EACH_HOST),
     RemovedApi("cloud-tpu-client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
     RemovedApi("cloud_tpu_client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
     RemovedApi("tpu-pytorch/wheels", None, "refused", f"These wheels are too old: {_PAIR}"),

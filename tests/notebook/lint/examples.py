@@ -918,13 +918,6 @@ class Net(nn.Module):
             (IMPORTS, "loader = DataLoader(d, 8, num_workers=16)", loop(), "train(0)"),
         ],
     ),
-    "pin-memory": (
-        [(IMPORTS, "loader = DataLoader(d, pin_memory=True)  # <-")],
-        [
-            (IMPORTS, "loader = DataLoader(d, pin_memory=False)"),
-            ("from torch.utils.data import DataLoader\nloader = DataLoader(d, pin_memory=True)",),
-        ],
-    ),
     "torch-save-on-xla": (
         [
             (IMPORTS, loop() + "    torch.save(model.state_dict(), 'm.pt')  # <-", TRAIN),

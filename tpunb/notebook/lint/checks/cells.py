@@ -16,8 +16,8 @@ from tpunb.notebook.lint.rules import Hit, rule
     "not-python",
     "error",
     what="a cell that is not Python",
-    fact="a run is a Python script and cannot contain syntax that only IPython understands",
-    source="Python's own parser, and IPython's for magics",
+    why="a run is a Python script and cannot contain syntax that only IPython understands "
+    "(Python's own parser, and IPython's for magics)",
     fix="fix the syntax error, or tag it tpu-skip to leave it out of runs",
 )
 def _not_python(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -38,8 +38,8 @@ _DEBUGGERS = (
     "debugger",
     "error",
     what="`breakpoint()` or another debugger in a run",
-    fact="a rank has no input: the debugger ends it with BdbQuit, or waits forever",
-    source="observed: the standard input of a rank is empty",
+    why="a rank has no input: the debugger ends it with BdbQuit, or waits forever (observed: the "
+    "standard input of a rank is empty)",
     fix="remove it, and debug on one core in a `%%tpu_debug` cell, with `--pdb` for an exception",
 )
 def _debugger(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -57,8 +57,7 @@ NOT_RETURNED = "not-returned"
     "error",
     what="a cell below a train cell that uses a name which only the train cell assigns, or an "
     "object which it trains or changes, and which it does not return",
-    fact="ranks are separate processes: values that they create or change stay there",
-    source="tpunb",
+    why="ranks are separate processes: values that they create or change stay there (tpunb)",
     fix="add `--returns NAME` to the train cell",
     kernel=True,
 )

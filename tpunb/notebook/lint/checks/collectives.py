@@ -39,8 +39,8 @@ ON_SOME_RANKS = "collective-on-some-ranks"
     ON_SOME_RANKS,
     "error",
     what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks reach",
-    fact="the ranks that call it wait for those that do not: the run hangs",
-    source="read in torch_xla 2.9.0 core/xla_model.py; pytorch/xla#2224, #2712",
+    why="the ranks that call it wait for those that do not: the run hangs (read in torch_xla 2.9.0 "
+    "core/xla_model.py; pytorch/xla#2224, #2712)",
     fix="call it on every rank, and only print or write under the condition",
 )
 def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -76,9 +76,9 @@ def _has_group(node: ast.Call) -> bool:
     "save-on-some-ranks",
     "warning",
     what="`xm.save` under a condition on the rank",
-    fact="it computes the tensors on every rank and writes only on the master. If only one rank "
-    "calls it, it hangs when their values depend on a collective; in old releases it always did",
-    source="torch_xla 2.9.0 core/xla_model.py syncs before it checks who writes; pytorch/xla#2712",
+    why="it computes the tensors on every rank and writes only on the master. If only one rank "
+    "calls it, it hangs when their values depend on a collective; in old releases it always did "
+    "(torch_xla 2.9.0 core/xla_model.py syncs before it checks who writes; pytorch/xla#2712)",
     fix="call `xm.save` on every rank, outside the condition",
 )
 def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -93,8 +93,8 @@ def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     "step-skipped",
     "warning",
     what="`continue` or `break` that depends on this rank's data, before the gradients are reduced",
-    fact="the other ranks wait for the gradients of the ranks that skip the step: the run hangs",
-    source="follows from how collectives work; not measured on a TPU",
+    why="the other ranks wait for the gradients of the ranks that skip the step: the run hangs "
+    "(follows from how collectives work; not measured on a TPU)",
     fix="decide by a value that is the same on all ranks, from `xm.all_reduce`; or stay on the "
     "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass",
 )
@@ -129,10 +129,9 @@ def _of_the_data(test: ast.expr) -> bool:
     "summed-gradients",
     "warning",
     what="gradients that are summed over the cores and not divided by their number",
-    fact="each step is as many times as long as there are cores: the learning rate that works on "
-    "one core diverges",
-    source="torch_xla 2.9.0 core/xla_model.py: xm.reduce_gradients scales by 1 / world size, "
-    "xm.all_reduce does not",
+    why="each step is as many times as long as there are cores: the learning rate that works on "
+    "one core diverges (torch_xla 2.9.0 core/xla_model.py: xm.reduce_gradients scales by 1 / world "
+    "size, xm.all_reduce does not)",
     fix="write `xm.reduce_gradients(optimizer)`, or `scale=1 / xr.world_size()` in the all-reduce",
 )
 def _summed_gradients(notebook: NotebookIndex) -> Iterator[Hit]:

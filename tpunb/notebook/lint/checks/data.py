@@ -95,9 +95,9 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     "last-batch",
     "warning",
     what="a training DataLoader that keeps the last, smaller batch",
-    fact="its shape needs a second program, which takes as long to compile as the first; if ranks "
-    "have batches of different sizes, their collectives do not match",
-    source="pytorch/xla#1368 on recompilation, #2020 on a hang at the end of an epoch",
+    why="its shape needs a second program, which takes as long to compile as the first; if ranks "
+    "have batches of different sizes, their collectives do not match (pytorch/xla#1368 on "
+    "recompilation, #2020 on a hang at the end of an epoch)",
     fix="write drop_last=True",
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -116,8 +116,8 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     "no-sampler",
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
-    fact="every core processes all of the data, so an epoch takes as long as on one core",
-    source="torch.utils.data: a DataLoader does not know of ranks",
+    why="every core processes all of the data, so an epoch takes as long as on one core "
+    "(torch.utils.data: a DataLoader does not know of ranks)",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
 )
@@ -171,8 +171,8 @@ def _launched(notebook: NotebookIndex, site: Site) -> bool:
     "sampler-and-shuffle",
     "error",
     what="a DataLoader with `shuffle=True` and a sampler",
-    fact="ValueError: sampler option is mutually exclusive with shuffle",
-    source="torch 2.9.0 utils/data/dataloader.py",
+    why="ValueError: sampler option is mutually exclusive with shuffle (torch 2.9.0 "
+    "utils/data/dataloader.py)",
     fix="let the sampler shuffle: `DistributedSampler(..., shuffle=True)`",
 )
 def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -193,8 +193,7 @@ def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
     "set-epoch",
     "hint",
     what="a DistributedSampler whose `set_epoch` is never called",
-    fact="every epoch then uses the data in the same order",
-    source="torch 2.9.0 utils/data/distributed.py",
+    why="every epoch then uses the data in the same order (torch 2.9.0 utils/data/distributed.py)",
     fix="call `sampler.set_epoch(epoch)` at the beginning of each epoch",
 )
 def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -216,9 +215,9 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
     "warning",
     what="data divided among the ranks with `data[rank::world_size]`, or "
     "`Subset(data, range(rank, n, world_size))`",
-    fact="if the length is not divisible, the parts differ by one sample; if that adds a batch on "
-    "some ranks, the others never reach its collectives: the run hangs",
-    source="torch 2.9.0 utils/data/distributed.py pads for this reason; not measured on a TPU",
+    why="if the length is not divisible, the parts differ by one sample; if that adds a batch on "
+    "some ranks, the others never reach its collectives: the run hangs (torch 2.9.0 "
+    "utils/data/distributed.py pads for this reason; not measured on a TPU)",
     fix="use DistributedSampler, or shorten to `len(data) // world_size * world_size` first",
 )
 def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -276,9 +275,9 @@ def _selects(notebook: NotebookIndex, site: Site) -> bool:
     "many-workers",
     "warning",
     what="a DataLoader with 8 or more workers on each of several cores",
-    fact="every rank starts that many: 8 ranks with 8 workers are 64 processes, which share the "
-    "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer)",
-    source="pytorch/xla#2690 and others like it",
+    why="every rank starts that many: 8 ranks with 8 workers are 64 processes, which share the "
+    "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer) "
+    "(pytorch/xla#2690 and others like it)",
     fix="use num_workers=2 or fewer per core",
 )
 def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -291,18 +290,3 @@ def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
         if ((type(count) is int and count >= 8) or everywhere) and _launched(notebook, site):
             shown = "as many workers as there are CPUs" if everywhere else f"{count} workers"
             yield Hit(site, f"each rank starts {shown} of its own")
-
-
-@rule(
-    "pin-memory",
-    "hint",
-    what="`pin_memory=True` in a notebook for TPUs",
-    fact="it only warns that no accelerator is found, and does not speed up copies",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="remove it",
-)
-def _pin_memory(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.data_loaders if notebook.xla else ():
-        if literal(argument(call(site), "pin_memory", 7)) is True:
-            yield Hit(site, "pinned memory only helps with GPUs")
-            return

@@ -78,9 +78,8 @@ def _text(node: ast.expr | None) -> str | None:
     "shell-export",
     "warning",
     what="`!export NAME=value`",
-    fact="it sets the variable in a shell that ends with the line: neither the notebook nor a run "
-    "sees it",
-    source="IPython runs every `!` line in a new shell",
+    why="it sets the variable in a shell that ends with the line: neither the notebook nor a run "
+    "sees it (IPython runs every `!` line in a new shell)",
     fix="write `%env NAME=value`",
     kernel=True,
 )
@@ -111,9 +110,9 @@ def _lost_exports(notebook: NotebookIndex) -> Iterator[tuple[ParsedCell, int, st
     "bf16-variable",
     "warning",
     what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
-    fact="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
-    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, hence NaN",
-    source="measured with torch_xla 2.9.0; pytorch/xla#2425",
+    why="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
+    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, hence NaN "
+    "(measured with torch_xla 2.9.0; pytorch/xla#2425)",
     fix="remove it, and write `model.to(torch.bfloat16)` or "
     "`with torch.autocast('xla', dtype=torch.bfloat16):`",
     kernel=True,
@@ -128,8 +127,7 @@ def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     "retired-variable",
     "hint",
     what="an environment variable of the XRT runtime, or one that has no effect",
-    fact="torch_xla 2.9 does not read it",
-    source="torch_xla 2.9.0 has no XRT runtime",
+    why="torch_xla 2.9 does not read it (torch_xla 2.9.0 has no XRT runtime)",
     fix="remove it",
     kernel=True,
 )
@@ -160,8 +158,8 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     "retired-command",
     "warning",
     what="an install or launch command of older torch_xla",
-    fact="it fails, or installs a torch_xla that does not work with today's torch, Python or TPU",
-    source="the packages of old set-up cells, compared with torch_xla 2.9.0",
+    why="it fails, or installs a torch_xla that does not work with today's torch, Python or TPU "
+    "(the packages of old set-up cells, compared with torch_xla 2.9.0)",
     fix="use the torch and torch_xla that the machine has, or install a matching pair",
     kernel=True,
 )
@@ -176,8 +174,8 @@ def _retired_command(notebook: NotebookIndex) -> Iterator[Hit]:
     "half-a-pair",
     "warning",
     what="an install of a torch or torch_xla that does not match the other",
-    fact=torch_installs.WHY,
-    source="pytorch/xla's README: each release is built for the torch with the same number",
+    why=f"{torch_installs.WHY} "
+    "(pytorch/xla's README: each release is built for the torch with the same number)",
     fix="remove it on Colab and Kaggle, which have a pair; elsewhere install both together",
     kernel=True,
 )
@@ -200,9 +198,9 @@ def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
     "tensorflow-import",
     "warning",
     what="tensorflow imported in addition to torch_xla",
-    fact="a tensorflow built for TPUs takes the chips, or aborts the process when torch_xla loads "
-    "its own libtpu; importing it also starts threads, so ranks cannot be forked after it",
-    source="torch_xla 2.9.0 __init__.py warns of it; pytorch/xla#6565, tensorflow#87383",
+    why="a tensorflow built for TPUs takes the chips, or aborts the process when torch_xla loads "
+    "its own libtpu; importing it also starts threads, so ranks cannot be forked after it "
+    "(torch_xla 2.9.0 __init__.py warns of it; pytorch/xla#6565, tensorflow#87383)",
     fix="keep it out of the run (tag the cell tpu-skip), or install tensorflow-cpu instead",
 )
 def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -234,9 +232,9 @@ TAKES_TPU = (
     "tpu-taken",
     "warning",
     what="jax or tensorflow starting the TPU in a notebook that trains with torch_xla",
-    fact="only one process can use a chip: while the kernel holds it, every run fails with "
-    "'Device or resource busy'",
-    source="reported as 'open(/dev/vfio/0): Device or resource busy'; not measured on a TPU",
+    why="only one process can use a chip: while the kernel holds it, every run fails with 'Device "
+    "or resource busy' (reported as 'open(/dev/vfio/0): Device or resource busy'; not measured on "
+    "a TPU)",
     fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
     kernel=True,
 )

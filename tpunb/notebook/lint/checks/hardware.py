@@ -57,8 +57,8 @@ def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool
     "cuda-call",
     "error",
     what="`.cuda()`, `.to('cuda')`, calls of torch.cuda that need a GPU, and the backend nccl",
-    fact="there is no GPU on a TPU machine: RuntimeError, AssertionError or ValueError",
-    source="each was called with torch 2.9.0 on a machine without a GPU",
+    why="there is no GPU on a TPU machine: RuntimeError, AssertionError or ValueError (each was "
+    "called with torch 2.9.0 on a machine without a GPU)",
     fix="write `.to(device)` with `device = torch_xla.device()`; check `torch.cuda.is_available()` "
     "before code that needs a GPU",
 )
@@ -161,9 +161,9 @@ def _cuda_hit(
     "cuda-amp",
     "warning",
     what="torch.cuda.amp, or autocast and GradScaler for 'cuda'",
-    fact="autocast for cuda leaves operations on XLA tensors in float32, and raises RuntimeError "
-    "with dtype=torch.bfloat16; bfloat16 needs no GradScaler",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    why="autocast for cuda leaves operations on XLA tensors in float32, and raises RuntimeError "
+    "with dtype=torch.bfloat16; bfloat16 needs no GradScaler (measured with torch 2.9.0 and "
+    "torch_xla 2.9.0)",
     fix="write `with torch.autocast('xla', dtype=torch.bfloat16):`, and remove the scaler",
 )
 def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -208,8 +208,8 @@ _FLOAT16 = ("fp16", "16-mixed", "16-true", "16", 16)
     "fp16",
     "warning",
     what="float16 mixed precision of accelerate, Lightning or transformers",
-    fact="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError on a TPU",
-    source="read in accelerate 1.15 accelerator.py; not measured on a TPU",
+    why="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError on a TPU "
+    "(read in accelerate 1.15 accelerator.py; not measured on a TPU)",
     fix="use bf16, or 'bf16-true' with Lightning",
 )
 def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -227,10 +227,9 @@ def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
     "fused-optimizer",
     "error",
     what="an optimizer with `fused=True` on XLA tensors; transformers' Trainer uses one by default",
-    fact="RuntimeError: `fused=True` requires all the params to be floating point Tensors of "
-    "supported devices",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0; read in transformers 5.24 "
-    "training_args.py",
+    why="RuntimeError: `fused=True` requires all the params to be floating point Tensors of "
+    "supported devices (measured with torch 2.9.0 and torch_xla 2.9.0; read in transformers 5.24 "
+    "training_args.py)",
     fix="remove `fused`; write `optim='adamw_torch'` in the arguments of a Trainer",
 )
 def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -264,11 +263,10 @@ def _fused_by_trainer(notebook: NotebookIndex) -> Iterator[Hit]:
     "warning",
     what="DistributedDataParallel with `gradient_as_bucket_view=True`, or with `device_ids` of the "
     "rank, on XLA tensors",
-    fact="with the first, in each bucket the gradient that is ready last is not averaged: its "
+    why="with the first, in each bucket the gradient that is ready last is not averaged: its "
     "weights diverge between the cores, without an error. A rank has one XLA device, number 0: any "
-    "other fails in the forward pass with TypeError",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0; the program of that gradient contains "
-    "no all-reduce, on any device",
+    "other fails in the forward pass with TypeError (measured with torch 2.9.0 and torch_xla "
+    "2.9.0; the program of that gradient contains no all-reduce, on any device)",
     fix="remove the argument, or use `xm.optimizer_step(optimizer)` without "
     "DistributedDataParallel",
 )
@@ -293,8 +291,8 @@ def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
     "data-parallel",
     "warning",
     what="torch.nn.DataParallel",
-    fact="without GPUs it just calls the model, on one core",
-    source="measured with torch 2.9.0: its device_ids are empty",
+    why="without GPUs it just calls the model, on one core (measured with torch 2.9.0: its "
+    "device_ids are empty)",
     fix="remove it: under %%tpu_train every core has its own copy of the model, and "
     "`xm.optimizer_step(optimizer)` averages the gradients",
 )
@@ -308,8 +306,8 @@ def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:
     "compile-backend",
     "error",
     what="torch.compile without backend='openxla' in a notebook that uses an XLA device",
-    fact="its default backend has no code generator for XLA: InductorError: KeyError: 'xla'",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    why="its default backend has no code generator for XLA: InductorError: KeyError: 'xla' "
+    "(measured with torch 2.9.0 and torch_xla 2.9.0)",
     fix="write `torch.compile(model, backend='openxla')`",
 )
 def _compile_backend(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -327,8 +325,8 @@ def _compile_backend(notebook: NotebookIndex) -> Iterator[Hit]:
     "torch-checkpoint",
     "error",
     what="torch.utils.checkpoint, or transformers' gradient checkpointing, on an XLA device",
-    fact="AttributeError: module 'torch' has no attribute 'xla'",
-    source="measured with torch 2.9.0, torch_xla 2.9.0 and transformers 5.23",
+    why="AttributeError: module 'torch' has no attribute 'xla' (measured with torch 2.9.0, "
+    "torch_xla 2.9.0 and transformers 5.23)",
     fix="use `from torch_xla.utils.checkpoint import checkpoint` with `use_reentrant=True`; for a "
     "library's model, wrap its layers in `torch_xla.distributed.fsdp.checkpoint_module`",
 )

@@ -83,9 +83,9 @@ def _syncs(notebook: NotebookIndex, site: Site) -> bool:
     "no-step-sync",
     "warning",
     what="a training loop without a step boundary: no torch_xla.sync(), no MpDeviceLoader",
-    fact="operations on XLA tensors are only recorded until torch_xla.sync() ends a step; without "
-    "it the graph grows with each batch and takes ever longer to compile, until memory runs out",
-    source="torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch",
+    why="operations on XLA tensors are only recorded until torch_xla.sync() ends a step; without "
+    "it the graph grows with each batch and takes ever longer to compile, until memory runs out "
+    "(torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch)",
     fix="call `torch_xla.sync()` at the end of each step, or loop over "
     "`pl.MpDeviceLoader(loader, device)`",
 )
@@ -140,9 +140,9 @@ def _is_read(site: Site) -> bool:
     "host-sync-in-step",
     "warning",
     what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
-    fact="each waits until the device has computed everything recorded so far, and splits the step "
-    "into two graphs: the device idles while Python prepares the next one",
-    source="torch_xla's docs, troubleshooting; aten::_local_scalar_dense in its metrics report",
+    why="each waits until the device has computed everything recorded so far, and splits the step "
+    "into two graphs: the device idles while Python prepares the next one (torch_xla's docs, "
+    "troubleshooting; aten::_local_scalar_dense in its metrics report)",
     fix="read values every n steps, `if step % 100 == 0:`, or in "
     "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
 )
@@ -253,9 +253,9 @@ def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     "no-gradient-reduction",
     "warning",
     what="`optimizer.step()` on every core, with gradients that are never averaged over the cores",
-    fact="each core trains a separate model on its part of the data; the model that is saved has "
-    "only seen that part",
-    source="torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients and step",
+    why="each core trains a separate model on its part of the data; the model that is saved has "
+    "only seen that part (torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients "
+    "and step)",
     fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
 )
 def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -320,10 +320,9 @@ _METRICS = ("loss", "acc", "correct", "total", "metric", "count", "seen")
     "clip-before-reduction",
     "warning",
     what="`clip_grad_norm_` before the gradients are averaged over the cores",
-    fact="each core clips its own gradients, by its own norm: the average is neither the clipped "
-    "gradient of the batch nor bounded as on one core",
-    source="follows from the order; torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step averages "
-    "first",
+    why="each core clips its own gradients, by its own norm: the average is neither the clipped "
+    "gradient of the batch nor bounded as on one core (follows from the order; torch_xla 2.9.0 "
+    "core/xla_model.py: xm.optimizer_step averages first)",
     fix="write `xm.reduce_gradients(optimizer)`, then clip, then `optimizer.step()`",
 )
 def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -351,10 +350,9 @@ def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
     "optimizer-before-device",
     "error",
     what="an optimizer created before its model is moved to the XLA device",
-    fact="the move creates new parameters and the optimizer keeps the old ones: the model is never "
-    "trained, without an error",
-    source="measured with torch_xla 2.9.0: after model.to(device) the optimizer's parameters are "
-    "on the CPU and are not the model's",
+    why="the move creates new parameters and the optimizer keeps the old ones: the model is never "
+    "trained, without an error (measured with torch_xla 2.9.0: after model.to(device) the "
+    "optimizer's parameters are on the CPU and are not the model's)",
     fix="move the model to the device first, then create the optimizer",
 )
 def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:

@@ -110,9 +110,8 @@ RETIRED = "retired-name"
     "error",
     what="a module, function or argument that torch_xla 2.9, Lightning 2, transformers 5 or "
     "numpy 2 does not have",
-    fact="ImportError, AttributeError or TypeError when the line runs",
-    source="each name was looked up in torch_xla 2.9.0, lightning 2.6.6, transformers 5.24.0 and "
-    "numpy 2.4.6",
+    why="ImportError, AttributeError or TypeError when the line runs (each name was looked up in "
+    "torch_xla 2.9.0, lightning 2.6.6, transformers 5.24.0 and numpy 2.4.6)",
     fix="use its replacement; `tpunb migrate` rewrites names of torch_xla",
     kernel=True,
 )
@@ -192,8 +191,8 @@ def _transformers(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
     "old-name",
     "hint",
     what="a name of torch_xla that still works but has a successor",
-    fact="deprecated names warn, and may be removed in the next release",
-    source="torch_xla 2.9.0, core/xla_model.py: `@deprecated`",
+    why="deprecated names warn, and may be removed in the next release (torch_xla 2.9.0, "
+    "core/xla_model.py: `@deprecated`)",
     fix="use the current name; `tpunb migrate` rewrites the notebook",
     kernel=True,
 )

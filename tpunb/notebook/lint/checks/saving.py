@@ -24,9 +24,9 @@ from tpunb.notebook.lint.walk import Site
     "torch-save-on-xla",
     "warning",
     what="torch.save, or `save_pretrained` of transformers, of a model that is on an XLA device",
-    fact="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
-    "every rank writes the same file at once",
-    source="measured with torch_xla 2.9.0: torch.load gives tensors of xla:0; aws-neuron-sdk#1315",
+    why="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
+    "every rank writes the same file at once (measured with torch_xla 2.9.0: torch.load gives "
+    "tensors of xla:0; aws-neuron-sdk#1315)",
     fix="write `xm.save(model.state_dict(), path)` on every rank, or move it to the CPU first",
 )
 def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -92,9 +92,8 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     "file-of-all-ranks",
     "warning",
     what="one file that every core writes",
-    fact="the cores write it at the same time: it may contain parts of several, or only those of "
-    "the one that was last",
-    source="follows from the code: the name of the file is the same on all cores",
+    why="the cores write it at the same time: it may contain parts of several, or only those of "
+    "the one that was last (follows from the code: the name of the file is the same on all cores)",
     fix="write it under `if xr.global_ordinal() == 0:`, or put the rank into its name",
 )
 def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -177,9 +176,8 @@ def _may_have_left(body: ast.AST, site: Site) -> bool:
     "load-to-xla",
     "error",
     what="torch.load with `map_location` an XLA device",
-    fact="RuntimeError: don't know how to restore data location of "
-    "torch.storage.UntypedStorage (tagged with xla:0)",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    why="RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage "
+    "(tagged with xla:0) (measured with torch 2.9.0 and torch_xla 2.9.0)",
     fix="write `torch.load(path, map_location='cpu')`, and move the model to the device afterwards",
     kernel=True,
 )

@@ -21,9 +21,9 @@ PADDING = ("pad", "batch_encode_plus", "encode_plus")
     "changing-shape",
     "warning",
     what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
-    fact="the size of the result depends on the values: Python waits for the device, and every new "
-    "size needs a new program",
-    source="measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic shapes",
+    why="the size of the result depends on the values: Python waits for the device, and every new "
+    "size needs a new program (measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic "
+    "shapes)",
     fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
     "`(x * mask).sum() / mask.sum()`",
 )
@@ -97,9 +97,8 @@ def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     "dynamic-padding",
     "warning",
     what="a tokenizer or collator that pads to the longest text of a batch",
-    fact="every new length needs a new program: one report had 54 minutes of compiling for 34 s of "
-    "work",
-    source="pytorch/xla#2655",
+    why="every new length needs a new program: one report had 54 minutes of compiling for 34 s of "
+    "work (pytorch/xla#2655)",
     fix="use `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
     "for only a few lengths",
 )

@@ -21,8 +21,7 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
     "nprocs",
     "error",
     what="xmp.spawn with `nprocs` other than 1 or None, in a notebook without %%tpu_train",
-    fact="ValueError: Unsupported nprocs",
-    source="torch_xla 2.9.0 _internal/pjrt.py; since 2.6",
+    why="ValueError: Unsupported nprocs (torch_xla 2.9.0 _internal/pjrt.py; since 2.6)",
     fix="remove nprocs to use every core, or put the call under %%tpu_train, where the run's "
     "number of cores is used",
     kernel=True,
@@ -87,9 +86,9 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
     "spawn-from-notebook",
     "error",
     what="torch_xla.launch or xmp.spawn with start method spawn and a function of the notebook",
-    fact="a spawned process cannot find a function that a cell defines: BrokenProcessPool, or "
-    "\"Can't get attribute '_mp_fn' on <module '__main__'>\"",
-    source="measured with torch_xla 2.9.0; pytorch/xla#2750, #7761",
+    why="a spawned process cannot find a function that a cell defines: BrokenProcessPool, or "
+    "\"Can't get attribute '_mp_fn' on <module '__main__'>\" (measured with torch_xla 2.9.0; "
+    "pytorch/xla#2750, #7761)",
     fix="put the call under %%tpu_train, or pass start_method='fork'",
     kernel=True,
 )
@@ -113,9 +112,9 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
     "device-before-ranks",
     "error",
     what="an XLA device used before the ranks are started",
-    fact="RuntimeError: Runtime is already initialized. Do not use the XLA device before calling "
-    "xmp.spawn. Above a %%tpu_train cell it works, but every rank then runs these cells itself",
-    source="measured with torch_xla 2.9.0; pytorch/xla#9303",
+    why="RuntimeError: Runtime is already initialized. Do not use the XLA device before calling "
+    "xmp.spawn. Above a %%tpu_train cell it works, but every rank then runs these cells itself "
+    "(measured with torch_xla 2.9.0; pytorch/xla#9303)",
     fix="use devices only inside the function that is launched",
 )
 def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -144,8 +143,8 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     "device-number",
     "warning",
     what="a device chosen by the rank's number",
-    fact="a process has one device, number 0: IndexError for any other number",
-    source="measured with torch_xla 2.9.0; pytorch/xla#2338",
+    why="a process has one device, number 0: IndexError for any other number (measured with "
+    "torch_xla 2.9.0; pytorch/xla#2338)",
     fix="write `torch_xla.device()` without a number",
 )
 def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -164,8 +163,8 @@ def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
     "accelerator-before-ranks",
     "error",
     what="an `Accelerator()` created before notebook_launcher is called",
-    fact="ValueError: the `Accelerator` should only be initialized inside your training function",
-    source="accelerate 1.15 launchers.py",
+    why="ValueError: the `Accelerator` should only be initialized inside your training function "
+    "(accelerate 1.15 launchers.py)",
     fix="create the Accelerator inside the function that is launched",
 )
 def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -180,9 +179,8 @@ def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     "processes-on-tpu",
     "hint",
     what="notebook_launcher with a number of processes, outside %%tpu_train",
-    fact="on Colab's and Kaggle's TPUs the number is ignored; on any other TPU machine accelerate "
-    "starts that many GPU processes, and they fail",
-    source="accelerate 1.15 launchers.py",
+    why="on Colab's and Kaggle's TPUs the number is ignored; on any other TPU machine accelerate "
+    "starts that many GPU processes, and they fail (accelerate 1.15 launchers.py)",
     fix="put the call under %%tpu_train, where the run's number of cores is used",
 )
 def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -207,8 +205,8 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
     "spmd-launch",
     "error",
     what="torch_xla.launch after xr.use_spmd()",
-    fact="NotImplementedError: launch function does not support SPMD at this time",
-    source="measured with torch_xla 2.9.0; torch_xla.py",
+    why="NotImplementedError: launch function does not support SPMD at this time (measured with "
+    "torch_xla 2.9.0; torch_xla.py)",
     fix="call the function itself: with SPMD there is one process",
 )
 def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -221,8 +219,8 @@ def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
     "spmd-process-group",
     "error",
     what="torch.distributed's backend xla after xr.use_spmd()",
-    fact="AssertionError: XLA backend is not supported with SPMD",
-    source="measured with torch_xla 2.9.0; distributed/xla_backend.py",
+    why="AssertionError: XLA backend is not supported with SPMD (measured with torch_xla 2.9.0; "
+    "distributed/xla_backend.py)",
     fix="remove the process group: with SPMD there is one process per host",
 )
 def _spmd_process_group(notebook: NotebookIndex) -> Iterator[Hit]:

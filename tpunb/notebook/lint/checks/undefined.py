@@ -32,8 +32,8 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
     "undefined-name",
     "error",
     what="a name that no cell defines, or only a cell below",
-    fact="NameError when the line runs: on every core, perhaps at the end of the training",
-    source="pyflakes, on the cells of the notebook in their order",
+    why="NameError when the line runs: on every core, perhaps at the end of the training "
+    "(pyflakes, on the cells of the notebook in their order)",
     fix="define or import it in a cell above",
 )
 def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
