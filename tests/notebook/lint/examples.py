@@ -78,6 +78,7 @@ def update(engine, batch):
 HF_ARGUMENTS = "arguments = transformers.TrainingArguments({0})"
 HF_TRAIN = "%%tpu_train\ntransformers.Trainer(model, arguments).train()"
 
+NET = "class Net(nn.Module):\n    def forward(self, x):\n        {0}"
 SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
 
 
@@ -136,11 +137,7 @@ EXAMPLES: dict[str, Pair] = {
             ("%%tpu_train\nlosses = [1]", "print(losses)  # <-"),
             ("%%tpu_train --out r\nx = 1", "r.state\ny = x + 1  # <-", "%%tpu_train\ny"),
             ("%%tpu_train\nx = 1", "%%tpu_train\nprint(x)  # <-"),
-            (
-                "import torch\nnet = torch.nn.Linear(1, 1)",
-                "%%tpu_train\no = torch.optim.SGD(net.parameters())",
-                "net.eval()  # <-",
-            ),
+            ("net = Net()", "%%tpu_train\nSGD(net.parameters())", "net.eval()  # <-"),
             (
                 "import lightning as L\nnet = Net()",
                 "%%tpu_train\ntrainer = L.Trainer()\ntrainer.fit(net, loader)",
@@ -207,17 +204,8 @@ EXAMPLES: dict[str, Pair] = {
             ("from torch_xla.core.xla_model import *", "n = xrt_world_size()  # <-"),
             (IMPORTS, "n = getattr(xm, 'get_ordinal')()  # <-"),
             ("import lightning as L", "L.Trainer(max_epochs=1, tpu_cores=8)  # <-"),
-            (
-                "from pytorch_lightning import Trainer",
-                "t = Trainer(\n    max_epochs=1,\n    progress_bar_refresh_rate=20,  # <-\n)",
-            ),
-            (
-                "import lightning.pytorch as pl",
-                "!pip install lightning==2.4",
-                "pl.Trainer(tpu_cores=1)  # <-",
-            ),
+            ("import lightning.pytorch as pl", "pl.Trainer(\n    tpu_cores=1,  # <-\n)"),
             ("from transformers import AutoModel, AdamW  # <-", "AdamW([])"),
-            ("!pip install 'transformers<5'", "from transformers.optimization import AdamW  # <-"),
             ("import numpy as np", "best = np.Inf  # <-"),
         ],
         [
@@ -225,27 +213,16 @@ EXAMPLES: dict[str, Pair] = {
             ("!pip install numpy==1.26\nimport numpy as np", "best = np.Inf"),
             ("from other import Trainer", "Trainer(tpu_cores=8)"),
             (
-                "!pip install -q pytorch-lightning==1.5.10",
-                "import pytorch_lightning as pl",
-                "pl.Trainer(tpu_cores=8)",
+                "!pip install pytorch-lightning==1.5",
+                "import lightning as L",
+                "L.Trainer(tpu_cores=8)",
             ),
-            (
-                "try:\n    from transformers import AdamW\nexcept ImportError:\n"
-                "    from torch.optim import AdamW",
-            ),
+            ("try:\n    from transformers import AdamW\nexcept ImportError:\n    AdamW = None",),
             ("from torch_xla.core.xla_model import *\nfrom helpers import *", "xrt_world_size()"),
-            (
-                "from torch_xla.core.xla_model import *",
-                "def get_ordinal():\n    return 0",
-                "get_ordinal()",
-            ),
             ("from torch_xla.core.xla_model import *\ndef f(get_ordinal):\n    get_ordinal()",),
             (IMPORTS, "n = getattr(xm, 'get_ordinal', xr.global_ordinal)()"),
             (IMPORTS, "def f(xm):\n    return xm.get_ordinal()"),
-            (
-                IMPORTS,
-                "try:\n    n = xr.world_size()\nexcept Exception:\n    n = xm.xrt_world_size()",
-            ),
+            (IMPORTS, "try:\n    n = xm.xrt_world_size()\nexcept AttributeError:\n    n = 1"),
             (IMPORTS, "n = xm.xrt_world_size() if hasattr(xm, 'xrt_world_size') else 1"),
         ],
     ),
@@ -314,11 +291,7 @@ EXAMPLES: dict[str, Pair] = {
     "tpu-taken": (
         [
             (IMPORTS, "import jax\nprint(jax.devices())  # <-"),
-            (
-                IMPORTS,
-                "import tensorflow as tf",
-                "tf.tpu.experimental.initialize_tpu_system()  # <-",
-            ),
+            (IMPORTS, "import tensorflow as tf\ntf.distribute.TPUStrategy(r)  # <-"),
         ],
         [
             ("import jax\nprint(jax.devices())",),
@@ -329,24 +302,7 @@ EXAMPLES: dict[str, Pair] = {
         [
             (IMPORTS, loop(), "xmp.spawn(train, nprocs=8, start_method='fork')  # <-"),
             (IMPORTS, loop(), "n = 8\nxmp.spawn(train, (), n, start_method='fork')  # <-"),
-            (
-                IMPORTS,
-                loop(),
-                "FLAGS = {}\nFLAGS['num_cores'] = 8",
-                "xmp.spawn(train, nprocs=FLAGS['num_cores'], start_method='fork')  # <-",
-            ),
-            (
-                IMPORTS,
-                loop(),
-                "F = dict(lr=1)\nF = {'n': 8}",
-                "xmp.spawn(train, nprocs=F['n'], start_method='fork')  # <-",
-            ),
-            (
-                IMPORTS,
-                loop(),
-                "import os\nn = 8 if os.environ.get('TPU_NAME') else 1",
-                "xmp.spawn(train, nprocs=n, start_method='fork')  # <-",
-            ),
+            (IMPORTS, loop(), "F = {'n': 8}\nxmp.spawn(train, nprocs=F['n'])  # <-"),
         ],
         [
             (IMPORTS, loop(), "xmp.spawn(train, nprocs=1)"),
@@ -390,33 +346,14 @@ EXAMPLES: dict[str, Pair] = {
         ],
     ),
     "accelerator-before-ranks": (
-        [
-            (
-                "from accelerate import Accelerator, notebook_launcher",
-                "accelerator = Accelerator()  # <-",
-                "def f():\n    pass\nnotebook_launcher(f)",
-            )
-        ],
-        [
-            (
-                "from accelerate import Accelerator, notebook_launcher",
-                "def f():\n    accelerator = Accelerator()\nnotebook_launcher(f)",
-            )
-        ],
+        [(ACCELERATED, "accelerator = Accelerator()  # <-", "notebook_launcher(train)")],
+        [(ACCELERATED, "notebook_launcher(train)")],
     ),
     "processes-on-tpu": (
+        [(ACCELERATED, "notebook_launcher(train, num_processes=8)  # <-")],
         [
-            (
-                "from accelerate import notebook_launcher",
-                "notebook_launcher(f, num_processes=8)  # <-",
-            )
-        ],
-        [
-            ("from accelerate import notebook_launcher\nnotebook_launcher(f)",),
-            (
-                "from accelerate import notebook_launcher",
-                "%%tpu_train\nnotebook_launcher(f, num_processes=8)",
-            ),
+            (ACCELERATED, "notebook_launcher(train)"),
+            (ACCELERATED, "%%tpu_train\nnotebook_launcher(train, num_processes=8)"),
         ],
     ),
     "spmd-launch": (
@@ -460,14 +397,11 @@ EXAMPLES: dict[str, Pair] = {
     ),
     "fp16": (
         [
-            (
-                "from accelerate import Accelerator, notebook_launcher",
-                "def f():\n    Accelerator(mixed_precision='fp16')  # <-\nnotebook_launcher(f)",
-            ),
+            (ACCELERATED, "Accelerator(mixed_precision='fp16')  # <-\nnotebook_launcher(train)"),
             ("import lightning as L", "%%tpu_train\nL.Trainer(precision='16-mixed')  # <-"),
             (
-                "from transformers import Seq2SeqTrainingArguments",
-                "%%tpu_train\nSeq2SeqTrainingArguments('out', fp16=True)  # <-",
+                "import transformers",
+                "%%tpu_train\ntransformers.TrainingArguments('a', fp16=True)  # <-",
             ),
         ],
         [
@@ -483,10 +417,7 @@ EXAMPLES: dict[str, Pair] = {
         [
             (IMPORTS, "with torch.autocast('xla', dtype=torch.bfloat16):\n    y = model(x)"),
             (IMPORTS, "s = torch.cuda.amp.GradScaler(enabled=torch.cuda.is_available())"),
-            (
-                IMPORTS,
-                "amp = device.type == 'cuda'\nwith torch.cuda.amp.autocast(amp):\n    y = model(x)",
-            ),
+            (IMPORTS, "amp = device.type == 'cuda'\ntorch.cuda.amp.autocast(amp)"),
             ("import torch\nscaler = torch.cuda.amp.GradScaler()",),
         ],
     ),
@@ -496,7 +427,7 @@ EXAMPLES: dict[str, Pair] = {
             ("import transformers", HF_ARGUMENTS.format("'out'") + "  # <-", HF_TRAIN),
             (
                 "import transformers",
-                HF_ARGUMENTS.format("optim='adamw_torch_fused'") + "  # <-",
+                HF_ARGUMENTS.format("optim='adamw_torch_fused'  # <-\n"),
                 HF_TRAIN,
             ),
         ],
@@ -504,8 +435,9 @@ EXAMPLES: dict[str, Pair] = {
             ("import transformers", HF_ARGUMENTS.format("optim='adafactor'"), HF_TRAIN),
             ("import transformers", HF_ARGUMENTS.format("**given"), HF_TRAIN),
             (
-                "!pip install 'transformers<5'\nimport transformers",
-                HF_ARGUMENTS.format("'out'"),
+                "!pip install 'transformers<5'",
+                "import transformers",
+                HF_ARGUMENTS.format(1),
                 HF_TRAIN,
             ),
             ("import torch\no = torch.optim.AdamW(m.parameters(), fused=True)",),
@@ -532,11 +464,6 @@ EXAMPLES: dict[str, Pair] = {
         ],
         [
             (IMPORTS, STEP.format("", "optimizer.step()\n    torch_xla.sync()")),
-            (
-                IMPORTS,
-                "def finish():\n    xm.optimizer_step(optimizer, barrier=True)",
-                STEP.format("", "finish()"),
-            ),
             (
                 IMPORTS,
                 "loader = pl.MpDeviceLoader(rows, torch_xla.device())",
@@ -575,11 +502,7 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, loop("total += loss.detach()"), TRAIN),
             (IMPORTS, loop("xm.add_step_closure(print, args=(loss,))"), TRAIN),
             (IMPORTS, loop() + "    print(loss.item())", TRAIN),
-            (
-                IMPORTS + "import numpy as np",
-                loop("share = np.mean(counts)", "print(share.item())"),
-                TRAIN,
-            ),
+            (IMPORTS, "import numpy", loop("share = numpy.mean(x)", "print(share.item())"), TRAIN),
         ],
     ),
     "no-gradient-reduction": (
@@ -594,11 +517,7 @@ EXAMPLES: dict[str, Pair] = {
         ],
         [
             (IMPORTS, loop("scheduler.step()"), TRAIN),
-            (
-                IMPORTS,
-                loop(reduce="xm.reduce_gradients(optimizer)\n        optimizer.step()"),
-                TRAIN,
-            ),
+            (IMPORTS, loop(reduce="xm.reduce_gradients(o)\n        optimizer.step()"), TRAIN),
             (IMPORTS, loop(reduce="optimizer.step()"), ONE_CORE),
             (IMPORTS, loop(reduce="optimizer.step()"), "train(0)"),
             (
@@ -660,14 +579,7 @@ EXAMPLES: dict[str, Pair] = {
         [
             (IMPORTS, loop("kept = loss[x > 0]  # <-"), TRAIN),
             (IMPORTS, loop("rows = torch.nonzero(x)  # <-"), TRAIN),
-            (
-                IMPORTS,
-                """
-class Net(nn.Module):
-    def forward(self, x):
-        return torch.unique(x)  # <-
-""",
-            ),
+            (IMPORTS, NET.format("return torch.unique(x)  # <-")),
         ],
         [
             (IMPORTS, loop("kept = torch.where(x > 0, loss, 0)"), TRAIN),
@@ -677,19 +589,11 @@ class Net(nn.Module):
     ),
     "dynamic-padding": (
         [
-            (
-                IMPORTS,
-                "from transformers import DataCollatorWithPadding",
-                "collate = DataCollatorWithPadding(tokenizer)  # <-",
-            ),
+            (IMPORTS, "import transformers\ntransformers.DataCollatorWithPadding(tokenizer)  # <-"),
             (IMPORTS, "def collate(rows):\n    return tokenizer(rows, padding=True)  # <-"),
         ],
         [
-            (
-                IMPORTS,
-                "from transformers import DataCollatorWithPadding",
-                "collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
-            ),
+            (IMPORTS, "import transformers\ntransformers.DataCollatorWithPadding(t, max_length=9)"),
             (IMPORTS, "def c(rows):\n    return tokenizer(rows, padding='max_length')"),
             ("def collate(rows):\n    return tokenizer(rows, padding=True)",),
         ],
@@ -709,7 +613,7 @@ class Net(nn.Module):
             (IMPORTS, "%%tpu_train\nr = xr.global_ordinal()\nif r < 4:\n    dist.barrier()  # <-"),
             (
                 IMPORTS,
-                "def f(i):\n    if i == 0:\n        xm.mesh_reduce('a', 1)  # <-",
+                "def f(i):\n    if i == 0:\n        xm.rendezvous('x')  # <-",
                 "xmp.spawn(f)",
             ),
             (
@@ -773,11 +677,7 @@ class Net(nn.Module):
     ),
     "summed-gradients": (
         [
-            (
-                IMPORTS,
-                "%%tpu_train\ngrads = [p.grad for p in net.parameters()]\n"
-                "xm.all_reduce('sum', grads)  # <-",
-            ),
+            (IMPORTS, "%%tpu_train\ng = [p.grad for p in ps]\nxm.all_reduce('sum', g)  # <-"),
             (IMPORTS, "%%tpu_train\nfor p in net.parameters():\n    dist.all_reduce(p.grad)  # <-"),
         ],
         [
@@ -796,8 +696,7 @@ class Net(nn.Module):
         [
             (
                 IMPORTS,
-                "path = 'log.txt'\ndef f(i):\n    with open(path, 'a') as file:  # <-\n"
-                "        file.write('x')",
+                "path = 'a'\ndef f(i):\n    open(path, 'a')  # <-",
                 "%%tpu_train\ntorch_xla.launch(f)",
             ),
             (IMPORTS, "%%tpu_train\ntorch.save(model.cpu().state_dict(), 'm.pt')  # <-"),
@@ -808,11 +707,7 @@ class Net(nn.Module):
             (IMPORTS, "%%tpu_train\nif should_write():\n    open('a', 'w')"),
             (IMPORTS, "%%tpu_train\nopen(f'{rank}.txt', 'w')\nopen('data.txt')"),
             (IMPORTS, "%%tpu_train --cores 1\nopen('a', 'w')"),
-            (
-                IMPORTS,
-                "def f():\n    if rank:\n        return\n    open('a', 'w')",
-                "%%tpu_train\nf()",
-            ),
+            (IMPORTS, "def f():\n    if x: return\n    open('a', 'w')", "%%tpu_train\nf()"),
             (IMPORTS, "@rank_zero_only\ndef f():\n    open('a', 'w')", "%%tpu_train\nf()"),
             (IMPORTS, "%%tpu_train\nxm.save({}, 'm.pt')"),
         ],
@@ -821,12 +716,6 @@ class Net(nn.Module):
         [
             (IMPORTS, "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-", loop()),
             (IMPORTS, "loader = DataLoader(data, 8, sampler=sampler)  # <-", loop()),
-            (
-                "from torch.utils.data import DataLoader",
-                "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-",
-                LIGHTNING.format("pass"),
-                FIT,
-            ),
         ],
         [
             (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)", loop()),
@@ -847,14 +736,8 @@ class Net(nn.Module):
     ),
     "sampler-and-shuffle": (
         [
-            (
-                IMPORTS,
-                "loader = DataLoader(d, 8, shuffle=True, sampler=DistributedSampler(d))  # <-",
-            ),
-            (
-                IMPORTS,
-                "s = DistributedSampler(d)\nl = DataLoader(d, shuffle=True, sampler=s)  # <-",
-            ),
+            (IMPORTS, "l = DataLoader(d, 8, shuffle=True, sampler=DistributedSampler(d))  # <-"),
+            (IMPORTS, "s = DistributedSampler(d)\nDataLoader(d, shuffle=True, sampler=s)  # <-"),
         ],
         [
             (IMPORTS, "loader = DataLoader(d, 8, shuffle=False, sampler=DistributedSampler(d))"),
@@ -867,7 +750,7 @@ class Net(nn.Module):
             (IMPORTS, "s = DistributedSampler(data)\ns.set_epoch(0)", loop(), TRAIN),
             (
                 IMPORTS + "from tpunb.training import Position",
-                "s = DistributedSampler(data)\nbatches = Position(DataLoader(data, sampler=s))",
+                "s = DistributedSampler(d)",
                 loop(),
                 TRAIN,
             ),
@@ -877,28 +760,15 @@ class Net(nn.Module):
     ),
     "unequal-batches": (
         [
-            (
-                IMPORTS,
-                "rank = xr.global_ordinal()",
-                "%%tpu_train\npart = rows[rank :: xr.world_size()]  # <-",
-            ),
+            (IMPORTS, "%%tpu_train\npart = rows[rank :: xr.world_size()]  # <-"),
             (IMPORTS, "%%tpu_train\npart = Subset(rows, range(rank, n, xr.world_size()))  # <-"),
-            (
-                IMPORTS,
-                "%%tpu_train\nown = list(range(rank, len(rows), world_size))  # <-\n"
-                "part = rows.select(own)",
-            ),
         ],
         [
-            (
-                IMPORTS,
-                "%%tpu_train\nrank = xr.global_ordinal()\npart = rows[rank * 8 : rank * 8 + 8]",
-            ),
+            (IMPORTS, "%%tpu_train\npart = rows[rank * 8 : rank * 8 + 8]"),
             (IMPORTS, "%%tpu_train\nfor i in range(rank, n, world_size):\n    print(i)"),
             (
                 IMPORTS,
-                "%%tpu_train\nm = n // world_size * world_size\n"
-                "part = Subset(rows, range(rank, m, world_size))",
+                "%%tpu_train\nm = n // 8 * 8\npart = Subset(rows, range(rank, m, world_size))",
             ),
             (IMPORTS, "%%tpu_train\nr = xr.global_ordinal()\npart = rows[r::n].to(device)"),
         ],
@@ -907,8 +777,8 @@ class Net(nn.Module):
         [
             (IMPORTS, "loader = DataLoader(d, 8, num_workers=16)  # <-", loop(), TRAIN),
             (
-                IMPORTS + "import os",
-                "loader = DataLoader(d, num_workers=os.cpu_count())  # <-",
+                IMPORTS,
+                "import os\nloader = DataLoader(d, num_workers=os.cpu_count())  # <-",
                 loop(),
                 TRAIN,
             ),
@@ -928,34 +798,20 @@ class Net(nn.Module):
             (IMPORTS, loop() + "    xm.save(model.state_dict(), 'm.pt')", TRAIN),
             (
                 IMPORTS,
-                loop() + "    model.cpu()\n    torch.save(model.state_dict(), 'm.pt')",
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop()
-                + "    if USE_TPU:\n        xm.save(model.state_dict(), 'm.pt')\n"
-                + "    else:\n        torch.save(model.state_dict(), 'm.pt')",
+                loop() + "    if USE_GPU:\n        torch.save(model.state_dict(), 'm.pt')",
                 TRAIN,
             ),
         ],
     ),
     "load-to-xla": (
         [
-            (
-                IMPORTS,
-                "device = torch_xla.device()\ns = torch.load('m.pt', map_location=device)  # <-",
-            ),
+            (IMPORTS, "d = torch_xla.device()\ntorch.load('m.pt', map_location=d)  # <-"),
             (IMPORTS, "s = torch.load('m.pt', map_location='xla')  # <-"),
         ],
         [
             (IMPORTS, "s = torch.load('m.pt', map_location='cpu')"),
             (IMPORTS, "s = torch.load('m.pt', map_location=device)"),
-            (
-                IMPORTS,
-                "device = torch_xla.device()\n"
-                "s = torch.load('m.pt', map_location='cpu' if tpu else device)",
-            ),
+            (IMPORTS, "d = torch_xla.device()\ntorch.load('m', map_location='cpu' if tpu else d)"),
         ],
     ),
     "ddp-arguments": (

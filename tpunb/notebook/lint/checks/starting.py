@@ -11,7 +11,6 @@ from tpunb.notebook.lint.names import argument, call, dotted, literal
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
-_OF_NODES = ("TPU_NAME", "COLAB_TPU_ADDR", "XRT_TPU_CONFIG", "KAGGLE_TPU_NAME")
 SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
 LAUNCH = "torch_xla.launch"
 ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
@@ -31,21 +30,9 @@ def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
         value = argument(call(site), "nprocs", 2)
         if value is None or site.cell.part == "train" or notebook.in_rank(site):
             continue
-        if variable := _asked_variable(notebook, value, site):
-            message = f"{variable} is not set on current TPU machines, so nprocs may be 1 and only "
-            message += "one core is used, without a warning"
-            yield Hit(site, message, severity="warning")
-        elif (number := _number(notebook, value, site)) not in (1, None):
+        if (number := _number(notebook, value, site)) not in (1, None):
             message = f"xmp.spawn(nprocs={number}) raises ValueError: only 1 and None work"
             yield Hit(site, message)
-
-
-def _asked_variable(notebook: NotebookIndex, value: ast.expr, site: Site) -> str | None:
-    """The variable of old TPU nodes that determines the number: `8 if TPU_NAME else 1`."""
-    values = notebook.values(value.id, site.frame) if isinstance(value, ast.Name) else []
-    tests = [v.test for v in [value, *(v.node for v in values)] if isinstance(v, ast.IfExp)]
-    texts = {literal(part) for test in tests for part in ast.walk(test)}
-    return next((name for name in _OF_NODES if name in texts), None)
 
 
 def _number(notebook: NotebookIndex, node: ast.AST, site: Site) -> int | None:
