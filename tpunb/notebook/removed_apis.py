@@ -59,6 +59,11 @@ def _now(old: str, new: str, state: ApiState, call: str, note: str = "") -> Remo
     return RemovedApi(old, new, state, f"Write `{call}`{note}.")
 
 
+def _gone(old: str, advice: str, state: ApiState = "missing", *, since: str = "") -> RemovedApi:
+    """The row of a name without a successor."""
+    return RemovedApi(old, None, state, advice, since)
+
+
 _NO_ARGUMENT = ", which takes no argument"
 _OF_RUNTIME: tuple[tuple[str, str, ApiState], ...] = (
     ("xrt_world_size", "world_size", "missing"),
@@ -72,17 +77,13 @@ NAMES: tuple[RemovedApi, ...] = (
         _now(f"{XM}.{old}", f"{XR}.{new}", state, f"{XR}.{new}()", _NO_ARGUMENT)
         for old, new, state in _OF_RUNTIME
     ),
-    RemovedApi(
+    _gone(
         f"{XM}.parse_xla_device",
-        None,
-        "missing",
         "Use `device.index` of a `torch.device`, or `xla_model.xla_device_hw(device)`.",
     ),
-    RemovedApi(f"{XM}.XlaModel", None, "missing", _LOOP),
-    RemovedApi(f"{XM}.get_log_fn", None, "missing", "Print with `xla_model.master_print`."),
-    RemovedApi(
-        f"{XM}.category_eval_fn", None, "missing", "Compute the accuracy in the loop itself."
-    ),
+    _gone(f"{XM}.XlaModel", _LOOP),
+    _gone(f"{XM}.get_log_fn", "Print with `xla_model.master_print`."),
+    _gone(f"{XM}.category_eval_fn", "Compute the accuracy in the loop itself."),
     RemovedApi(
         f"{XMP}.spawn", "torch_xla.launch", "legacy", f"{_LAUNCH}; it takes every device there is."
     ),
@@ -105,16 +106,14 @@ NAMES: tuple[RemovedApi, ...] = (
         "legacy",
         "Write `torch.autocast('xla', dtype=torch.bfloat16)`; the old form fails off TPU.",
     ),
-    RemovedApi(
+    _gone(
         "torch_xla.amp.GradScaler",
-        None,
-        "missing",
         "Leave it out: bfloat16 has the range of float32, so that losses need no scaling.",
         since="2.9",
     ),
     _now("torch_xla.experimental.compile", "torch_xla.compile", "missing", "torch_xla.compile"),
-    RemovedApi(f"{XR}.using_pjrt", None, "missing", _PJRT_ONLY),
-    RemovedApi(f"{PJRT}.using_pjrt", None, "missing", _PJRT_ONLY),
+    _gone(f"{XR}.using_pjrt", _PJRT_ONLY),
+    _gone(f"{PJRT}.using_pjrt", _PJRT_ONLY),
     _now(f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "xla_model.rendezvous(tag)"),
     _now(
         f"{PJRT}.broadcast_master_param",
@@ -163,23 +162,19 @@ MODULES: tuple[RemovedApi, ...] = (
         "or v3 use one core: there the old module patches torch.distributed for the threads of a "
         "process, which neither torchrun nor a rank of tpunb has.",
     ),
-    RemovedApi("torch_xla.distributed.xla_dist", None, "missing", _ON_EACH_HOST),
-    RemovedApi(
+    _gone("torch_xla.distributed.xla_dist", _ON_EACH_HOST),
+    _gone(
         "torch_xla.distributed.cluster",
-        None,
-        "missing",
         "Read the hosts with `gcloud compute tpus tpu-vm describe NAME`.",
     ),
-    RemovedApi("torch_xla.distributed.worker", None, "missing", "Leave it out."),
-    RemovedApi("torch_xla.distributed._worker", None, "missing", "Leave it out."),
-    RemovedApi(
+    _gone("torch_xla.distributed.worker", "Leave it out."),
+    _gone("torch_xla.distributed._worker", "Leave it out."),
+    _gone(
         "torch_xla.utils.tf_record_reader",
-        None,
-        "missing",
         "Read TFRecord files with tensorflow or the package tfrecord.",
     ),
-    RemovedApi("torch_xla.utils.gcsfs", None, "missing", "Use the package gcsfs."),
-    RemovedApi("torch_xla.utils.cached_dataset", None, "missing", "Cache the data set yourself."),
+    _gone("torch_xla.utils.gcsfs", "Use the package gcsfs."),
+    _gone("torch_xla.utils.cached_dataset", "Cache the data set yourself."),
 )
 """Modules; a row also stands for every name in the module that is not in NAMES."""
 
@@ -187,24 +182,21 @@ VARIABLES: tuple[RemovedApi, ...] = (
     RemovedApi(
         "XRT_TPU_CONFIG", "PJRT_DEVICE", "ignored", "Leave it out: a TPU is found by itself."
     ),
-    RemovedApi("XRT_", None, "ignored", "Leave it out: the XRT runtime is gone."),
-    RemovedApi(
-        "COLAB_TPU_ADDR",
-        None,
-        "missing",
-        "Leave it out: a TPU is part of the machine that the notebook runs on.",
+    _gone("XRT_", "Leave it out: the XRT runtime is gone.", "ignored"),
+    _gone(
+        "COLAB_TPU_ADDR", "Leave it out: a TPU is part of the machine that the notebook runs on."
     ),
-    RemovedApi("XLA_USE_BF16", None, "deprecated", _BF16),
-    RemovedApi("XLA_DOWNCAST_BF16", None, "deprecated", _BF16),
-    RemovedApi("XLA_USE_FP16", None, "ignored", _BF16),
-    RemovedApi("XLA_DOWNCAST_FP16", None, "ignored", _BF16),
+    _gone("XLA_USE_BF16", _BF16, "deprecated"),
+    _gone("XLA_DOWNCAST_BF16", _BF16, "deprecated"),
+    _gone("XLA_USE_FP16", _BF16, "ignored"),
+    _gone("XLA_DOWNCAST_FP16", _BF16, "ignored"),
     RemovedApi(
         "XLA_USE_SPMD",
         f"{XR}.use_spmd",
         "deprecated",
         "Write `torch_xla.runtime.use_spmd()` before the first tensor.",
     ),
-    RemovedApi("XLA_TENSOR_ALLOCATOR_MAXSIZE", None, "ignored", "Leave it out."),
+    _gone("XLA_TENSOR_ALLOCATOR_MAXSIZE", "Leave it out.", "ignored"),
 )
 """Environment variables. A name that ends with an underscore is a prefix."""
 
@@ -212,21 +204,20 @@ INSTALL_PAIR = f"`{UV_INSTALL} torch==2.9.0 'torch_xla[tpu]==2.9.0'`"
 _PAIR = f"{INSTALL_PAIR}; Colab and Kaggle have a pair installed."
 
 COMMANDS: tuple[RemovedApi, ...] = (
-    RemovedApi("env-setup.py", None, "missing", f"Install a pair that fits: {_PAIR}"),
-    RemovedApi("xla_dist", None, "missing", _ON_EACH_HOST),
-    RemovedApi("cloud-tpu-client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
-    RemovedApi("cloud_tpu_client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
-    RemovedApi("tpu-pytorch/wheels", None, "refused", f"These wheels are too old: {_PAIR}"),
-    RemovedApi("torch_xla-1.", None, "refused", f"This wheel is too old: {_PAIR}"),
-    RemovedApi("torch_xla-nightly", None, "refused", f"This wheel is too old: {_PAIR}"),
-    RemovedApi("torch_xla[tpuvm]", None, "missing", f"The extra is named `tpu` now: {_PAIR}"),
+    _gone("env-setup.py", f"Install a pair that fits: {_PAIR}"),
+    _gone("xla_dist", _ON_EACH_HOST),
+    _gone("cloud-tpu-client", f"Leave it out; for torch_xla itself: {_PAIR}", "ignored"),
+    _gone("cloud_tpu_client", f"Leave it out; for torch_xla itself: {_PAIR}", "ignored"),
+    _gone("tpu-pytorch/wheels", f"These wheels are too old: {_PAIR}", "refused"),
+    _gone("torch_xla-1.", f"This wheel is too old: {_PAIR}", "refused"),
+    _gone("torch_xla-nightly", f"This wheel is too old: {_PAIR}", "refused"),
+    _gone("torch_xla[tpuvm]", f"The extra is named `tpu` now: {_PAIR}"),
 )
 """Parts of shell lines by which an outdated command is recognised."""
 
 ADDRESS_GONE = "TPU nodes are gone, and with them their addresses: the TPU is in this machine."
 _ADDRESS = re.compile(
-    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))",
-    re.IGNORECASE,
+    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))", re.IGNORECASE
 )
 
 _BY_NAME = {row.old: row for row in NAMES}

@@ -358,21 +358,14 @@ EXAMPLES: dict[str, Pair] = {
     ),
     "spmd-launch": (
         [
-            (IMPORTS, "def f(i): ...", "xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)  # <-"),
             (IMPORTS, "def f(i): ...", SPMD_CELL + "\ntorch_xla.launch(f)  # <-"),
+            (IMPORTS, SPMD_CELL + "\ndist.init_process_group('xla', init_method='xla://')  # <-"),
         ],
         [
             (IMPORTS, "def f(i):\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
             (IMPORTS, "if spmd:\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
             (IMPORTS, SPMD_CELL, "%%tpu_train\ntorch_xla.launch(f)"),
-            (IMPORTS, SPMD_CELL + "\nxmp.spawn(f)"),
-        ],
-    ),
-    "spmd-process-group": (
-        [(IMPORTS, SPMD_CELL + "\ndist.init_process_group('xla', init_method='xla://')  # <-")],
-        [
             (IMPORTS, SPMD_CELL + "\ndist.init_process_group('gloo')"),
-            (IMPORTS, "%%tpu_train\ndist.init_process_group('xla', init_method='xla://')"),
         ],
     ),
     "cuda-call": (
@@ -600,6 +593,7 @@ EXAMPLES: dict[str, Pair] = {
     ),
     "collective-on-some-ranks": (
         [
+            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.save({}, 'm.pt')  # <-"),
             *(
                 (IMPORTS, f"%%tpu_train --cores 8\nif {test}:\n    xm.rendezvous('x')  # <-")
                 for test in (
@@ -657,10 +651,6 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.rendezvous('x', b'', [0])"),
             (IMPORTS, "%%tpu_train\nif dist.get_rank() < 2:\n    dist.all_reduce(x, group=g)"),
         ],
-    ),
-    "save-on-some-ranks": (
-        [(IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.save({}, 'm.pt')  # <-")],
-        [(IMPORTS, "%%tpu_train\nif best:\n    xm.save({}, 'm.pt')")],
     ),
     "step-skipped": (
         [

@@ -32,36 +32,44 @@ TOGETHER = {
         )
     ),
 }
+SAVES = (f"{XM}.save", "torch_xla.utils.serialization.save")
 ON_SOME_RANKS = "collective-on-some-ranks"
 
 
 @rule(
     ON_SOME_RANKS,
     "error",
-    what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks reach",
-    why="the ranks that call it wait for those that do not: the run hangs (read in torch_xla 2.9.0 "
-    "core/xla_model.py; pytorch/xla#2224, #2712)",
+    what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks reach; a warning "
+    "for `xm.save`",
+    why="the ranks that call it wait for those that do not: the run hangs. `xm.save` computes the "
+    "tensors on every rank and hangs if they depend on a collective; only the master writes (read "
+    "in torch_xla 2.9.0 core/xla_model.py; pytorch/xla#2224, #2712)",
     fix="call it on every rank, and only print or write under the condition",
 )
 def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     if not (notebook.multi or notebook.launches):
         return
-    for site in notebook.calls_of(*sorted(TOGETHER)):
+    for site in notebook.calls_of(*sorted(TOGETHER), *SAVES):
         if _has_group(call(site)):
             continue  # the test may select exactly its members
         test = condition_on_rank(notebook, site)
-        if test is not None and (notebook.in_rank(site) or site.frame.function is not None):
-            name = last_part(call(site).func)
-            shown = shorten(ast.unparse(test), 60, placeholder=" …")
-            where = sure_branch(notebook, site)
-            yield Hit(
-                site,
-                f"`{name}` is called only on ranks with `{shown}` and waits forever for the others",
-                # With the backend xla, dist.barrier() returns at once.
-                certain=where is not None and name != "barrier",
-                where=where,
-                several=True,
-            )
+        if test is None or (site.frame.function is None and not notebook.in_rank(site)):
+            continue
+        name = last_part(call(site).func)
+        if notebook.full(call(site).func, site) in SAVES:
+            message = "`xm.save` should be called on every rank; only the master writes"
+            yield Hit(site, message, "call it outside the condition", severity="warning")
+            continue
+        shown = shorten(ast.unparse(test), 60, placeholder=" …")
+        where = sure_branch(notebook, site)
+        yield Hit(
+            site,
+            f"`{name}` is called only on ranks with `{shown}` and waits forever for the others",
+            # With the backend xla, dist.barrier() returns at once.
+            certain=where is not None and name != "barrier",
+            where=where,
+            several=True,
+        )
 
 
 def _has_group(node: ast.Call) -> bool:
@@ -70,23 +78,6 @@ def _has_group(node: ast.Call) -> bool:
     name, position = places.get(last_part(node.func), ("group", None))
     given = (argument(node, name, position), argument(node, "groups"))
     return any(part is not None and literal(part) is not None for part in given)
-
-
-@rule(
-    "save-on-some-ranks",
-    "warning",
-    what="`xm.save` under a condition on the rank",
-    why="it computes the tensors on every rank and writes only on the master. If only one rank "
-    "calls it, it hangs when their values depend on a collective; in old releases it always did "
-    "(torch_xla 2.9.0 core/xla_model.py syncs before it checks who writes; pytorch/xla#2712)",
-    fix="call `xm.save` on every rank, outside the condition",
-)
-def _save_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not (notebook.multi or notebook.launches):
-        return
-    for site in notebook.calls_of(f"{XM}.save", "torch_xla.utils.serialization.save"):
-        if condition_on_rank(notebook, site) is not None:
-            yield Hit(site, "`xm.save` should be called on every rank; only the master writes")
 
 
 @rule(

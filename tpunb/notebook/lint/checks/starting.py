@@ -191,26 +191,15 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
 @rule(
     "spmd-launch",
     "error",
-    what="torch_xla.launch after xr.use_spmd()",
-    why="NotImplementedError: launch function does not support SPMD at this time (measured with "
-    "torch_xla 2.9.0; torch_xla.py)",
-    fix="call the function itself: with SPMD there is one process",
+    what="torch_xla.launch, or torch.distributed's backend xla, after xr.use_spmd()",
+    why="NotImplementedError: launch function does not support SPMD at this time; AssertionError: "
+    "XLA backend is not supported with SPMD (measured with torch_xla 2.9.0)",
+    fix="call the function itself, without a process group: with SPMD there is one process",
 )
 def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of(LAUNCH):
-        if _after_spmd(notebook, site):
-            yield Hit(site, "torch_xla.launch does not work after xr.use_spmd()", certain=True)
-
-
-@rule(
-    "spmd-process-group",
-    "error",
-    what="torch.distributed's backend xla after xr.use_spmd()",
-    why="AssertionError: XLA backend is not supported with SPMD (measured with torch_xla 2.9.0; "
-    "distributed/xla_backend.py)",
-    fix="remove the process group: with SPMD there is one process per host",
-)
-def _spmd_process_group(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of("torch.distributed.init_process_group"):
-        if literal(argument(call(site), "backend", 0)) == "xla" and _after_spmd(notebook, site):
-            yield Hit(site, "the backend xla does not work after xr.use_spmd()", certain=True)
+    for site in notebook.calls_of(LAUNCH, "torch.distributed.init_process_group"):
+        launches = notebook.full(call(site).func, site) == LAUNCH
+        group = not launches and literal(argument(call(site), "backend", 0)) == "xla"
+        if (launches or group) and _after_spmd(notebook, site):
+            what = "torch_xla.launch" if launches else "the backend xla"
+            yield Hit(site, f"{what} does not work after xr.use_spmd()", certain=True)
