@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import has_spread, receiver
+from tpunb.notebook.lint.checks.sites import has_spread, pins_older, receiver
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.frameworks import is_training_arguments
 from tpunb.notebook.lint.index import NotebookIndex
@@ -19,7 +19,6 @@ from tpunb.notebook.lint.names import (
     last_part,
     literal,
 )
-from tpunb.notebook.lint.pins import pins_older
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 
 from tpunb.notebook import removed_apis
-from tpunb.notebook.lint.checks.sites import is_tried
+from tpunb.notebook.lint.checks.sites import is_tried, pins_older
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import call, literal, words
-from tpunb.notebook.lint.pins import pins_older
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 

@@ -1,8 +1,9 @@
-"""What several rules ask about a call: its place, its receiver, values, and where it runs."""
+"""What several rules ask: a call's place, receiver, values and ranks, and installed releases."""
 
 from __future__ import annotations
 
 import ast
+import re
 
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import call, literal
@@ -43,3 +44,18 @@ def is_tried(site: Site) -> bool:
 def on_several_cores(notebook: NotebookIndex, site: Site) -> bool:
     """Whether several ranks run a site."""
     return any(site in program for program in notebook.programs if not program.alone)
+
+
+def pins_older(notebook: NotebookIndex, package: str, release: tuple[int, int]) -> bool:
+    """Whether a command of the notebook installs a package from before a release.
+
+    `package` is a regular expression.
+    """
+    pin = re.compile(rf"(?<![\w-]){package}(?:\[[^\]]*\])?\s*(==|~=|<=?)\s*(\d+)(?:\.(\d+))?")
+    for cell in notebook.cells:
+        for _, text in cell.commands():
+            for sign, major, minor in pin.findall(text):
+                found = (int(major), int(minor or 0))
+                if found < release or (sign == "<" and found == release):
+                    return True
+    return False
