@@ -19,11 +19,6 @@ def test_each_name_is_in_the_state_that_the_table_says() -> None:
         assert report["followed"][row.old], row
         assert bool(report["warned"].get(row.old)) == (row.state == "deprecated"), row
     assert all(report["new"].values()), report["new"]
-    for row in removed_apis.ARGUMENTS:
-        name = row.old.rpartition(".")[2]
-        # A refused argument is either not there or, for nprocs, raises.
-        there = name in report["parameters"][row.old]
-        assert there == (row.state == "ignored" or name == "nprocs"), row
     assert "nprocs" in report["nprocs"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tpunb.notebook import removed_apis
 
 PROBE = r"""
-import importlib, inspect, json, os, sys, warnings
+import importlib, json, os, sys, warnings
 from tpunb.notebook import removed_apis
 
 os.environ["PJRT_DEVICE"] = "CPU"
@@ -50,10 +50,6 @@ report = {
         for row in removed_apis.NAMES + removed_apis.MODULES
     },
     "warned": {row.old: warned(row.old) for row in removed_apis.NAMES if row.state == "deprecated"},
-    "parameters": {
-        row.old: list(inspect.signature(find(row.old.rpartition(".")[0])).parameters)
-        for row in removed_apis.ARGUMENTS
-    },
 }
 try:
     find(removed_apis.XMP + ".spawn")(print, nprocs=8)
@@ -78,12 +74,7 @@ def run(code: str, **variables: str) -> str:
 
 
 def test_no_row_is_there_twice() -> None:
-    for table in (
-        removed_apis.NAMES,
-        removed_apis.ARGUMENTS,
-        removed_apis.VARIABLES,
-        removed_apis.COMMANDS,
-    ):
+    for table in (removed_apis.NAMES, removed_apis.VARIABLES, removed_apis.COMMANDS):
         names = [row.old for row in table]
         assert len(names) == len(set(names))
 

@@ -39,49 +39,53 @@ PL = "torch_xla.distributed.parallel_loader"
 XMP = "torch_xla.distributed.xla_multiprocessing"
 PJRT = "torch_xla.experimental.pjrt"
 DP = "torch_xla.distributed.data_parallel"
+SPMD = "torch_xla.distributed.spmd"
 _LOOP = "Write an ordinary loop over `torch_xla.distributed.parallel_loader.MpDeviceLoader`."
 _BF16 = (
     "Write `model.to(torch.bfloat16)`, or `with torch.autocast('xla', dtype=torch.bfloat16):` "
     "around the forward pass and the loss."
 )
 
+_LAUNCH = "Write `torch_xla.launch(fn, args=(...))`"
+_PJRT_ONLY = "Leave it out: PJRT is the only runtime there is."
+_ON_EACH_HOST = (
+    "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
+    "--command='python3 train.py'`."
+)
+
+
+def _now(old: str, new: str, state: ApiState, call: str, note: str = "") -> RemovedApi:
+    """The row of a name that another one replaces: what to write, and a remark."""
+    return RemovedApi(old, new, state, f"Write `{call}`{note}.")
+
+
+def _gone(old: str, advice: str, state: ApiState = "missing", *, since: str = "") -> RemovedApi:
+    """The row of a name without a successor."""
+    return RemovedApi(old, None, state, advice, since)
+
+
+_NO_ARGUMENT = ", which takes no argument"
+_OF_RUNTIME: tuple[tuple[str, str, ApiState], ...] = (
+    ("xrt_world_size", "world_size", "missing"),
+    ("get_ordinal", "global_ordinal", "missing"),
+    ("get_local_ordinal", "local_ordinal", "legacy"),
+)
 NAMES: tuple[RemovedApi, ...] = (
-    RemovedApi(f"{XM}.xla_device", "torch_xla.device", "deprecated", "Write `torch_xla.device()`."),
-    RemovedApi(f"{XM}.mark_step", "torch_xla.sync", "deprecated", "Write `torch_xla.sync()`."),
-    RemovedApi(
-        f"{XM}.xrt_world_size",
-        f"{XR}.world_size",
-        "missing",
-        "Write `torch_xla.runtime.world_size()`, which takes no argument.",
+    _now(f"{XM}.xla_device", "torch_xla.device", "deprecated", "torch_xla.device()"),
+    _now(f"{XM}.mark_step", "torch_xla.sync", "deprecated", "torch_xla.sync()"),
+    *(
+        _now(f"{XM}.{old}", f"{XR}.{new}", state, f"{XR}.{new}()", _NO_ARGUMENT)
+        for old, new, state in _OF_RUNTIME
     ),
-    RemovedApi(
-        f"{XM}.get_ordinal",
-        f"{XR}.global_ordinal",
-        "missing",
-        "Write `torch_xla.runtime.global_ordinal()`, which takes no argument.",
-    ),
-    RemovedApi(
-        f"{XM}.get_local_ordinal",
-        f"{XR}.local_ordinal",
-        "legacy",
-        "Write `torch_xla.runtime.local_ordinal()`, which takes no argument.",
-    ),
-    RemovedApi(
+    _gone(
         f"{XM}.parse_xla_device",
-        None,
-        "missing",
         "Use `device.index` of a `torch.device`, or `xla_model.xla_device_hw(device)`.",
     ),
-    RemovedApi(f"{XM}.XlaModel", None, "missing", _LOOP),
-    RemovedApi(f"{XM}.get_log_fn", None, "missing", "Print with `xla_model.master_print`."),
+    _gone(f"{XM}.XlaModel", _LOOP),
+    _gone(f"{XM}.get_log_fn", "Print with `xla_model.master_print`."),
+    _gone(f"{XM}.category_eval_fn", "Compute the accuracy in the loop itself."),
     RemovedApi(
-        f"{XM}.category_eval_fn", None, "missing", "Compute the accuracy in the loop itself."
-    ),
-    RemovedApi(
-        f"{XMP}.spawn",
-        "torch_xla.launch",
-        "legacy",
-        "Write `torch_xla.launch(fn, args=(...))`; it takes every device there is.",
+        f"{XMP}.spawn", "torch_xla.launch", "legacy", f"{_LAUNCH}; it takes every device there is."
     ),
     RemovedApi(
         f"{PL}.ParallelLoader",
@@ -102,70 +106,25 @@ NAMES: tuple[RemovedApi, ...] = (
         "legacy",
         "Write `torch.autocast('xla', dtype=torch.bfloat16)`; the old form fails off TPU.",
     ),
-    RemovedApi(
+    _gone(
         "torch_xla.amp.GradScaler",
-        None,
-        "missing",
         "Leave it out: bfloat16 has the range of float32, so that losses need no scaling.",
         since="2.9",
     ),
-    RemovedApi(
-        "torch_xla.experimental.compile",
-        "torch_xla.compile",
-        "missing",
-        "Write `torch_xla.compile`.",
-    ),
-    RemovedApi(
-        f"{XR}.using_pjrt", None, "missing", "Leave it out: PJRT is the only runtime there is."
-    ),
-    RemovedApi(
-        f"{PJRT}.using_pjrt", None, "missing", "Leave it out: PJRT is the only runtime there is."
-    ),
-    RemovedApi(
-        f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "Write `xla_model.rendezvous(tag)`."
-    ),
-    RemovedApi(
+    _now("torch_xla.experimental.compile", "torch_xla.compile", "missing", "torch_xla.compile"),
+    _gone(f"{XR}.using_pjrt", _PJRT_ONLY),
+    _gone(f"{PJRT}.using_pjrt", _PJRT_ONLY),
+    _now(f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "xla_model.rendezvous(tag)"),
+    _now(
         f"{PJRT}.broadcast_master_param",
         f"{XM}.broadcast_master_param",
         "missing",
-        "Write `xla_model.broadcast_master_param(model)`.",
+        "xla_model.broadcast_master_param(model)",
     ),
-    RemovedApi(
-        f"{PJRT}.spawn", "torch_xla.launch", "missing", "Write `torch_xla.launch(fn, args=(...))`."
-    ),
-    RemovedApi(
-        f"{PJRT}.spawn_threads",
-        "torch_xla.launch",
-        "missing",
-        "Write `torch_xla.launch(fn, args=(...))`.",
-    ),
+    RemovedApi(f"{PJRT}.spawn", "torch_xla.launch", "missing", f"{_LAUNCH}."),
+    RemovedApi(f"{PJRT}.spawn_threads", "torch_xla.launch", "missing", f"{_LAUNCH}."),
 )
 """Single names. Names in the modules of MODULES count as well: see `lookup_name`."""
-
-ARGUMENTS: tuple[RemovedApi, ...] = (
-    RemovedApi(
-        f"{XMP}.spawn.nprocs",
-        "torch_xla.launch",
-        "refused",
-        "Any number but 1 raises ValueError: leave it out to use every device; for one process, "
-        "`torch_xla.launch(fn, debug_single_process=True)`.",
-    ),
-    RemovedApi(f"{XMP}.spawn.join", None, "ignored", "Leave it out: spawn always waits."),
-    RemovedApi(f"{XMP}.spawn.daemon", None, "ignored", "Leave it out."),
-    RemovedApi(
-        f"{XM}.get_xla_supported_devices.devkind",
-        None,
-        "refused",
-        "Leave it out: the devices are those of PJRT_DEVICE.",
-    ),
-    RemovedApi(
-        f"{XM}.xla_device.devkind",
-        None,
-        "ignored",
-        "Leave it out: the device is that of PJRT_DEVICE.",
-    ),
-)
-"""Arguments of functions that still exist: the function's full name, a dot, the argument."""
 
 MODULES: tuple[RemovedApi, ...] = (
     *(
@@ -189,17 +148,11 @@ MODULES: tuple[RemovedApi, ...] = (
         "missing",
         "Import `torch_xla._internal.tpu`, which is not public.",
     ),
-    RemovedApi(
-        "torch_xla.experimental.xla_sharding",
-        "torch_xla.distributed.spmd.xla_sharding",
-        "missing",
-        "Import `torch_xla.distributed.spmd`.",
-    ),
-    RemovedApi(
-        "torch_xla.experimental.xla_sharded_tensor",
-        "torch_xla.distributed.spmd.xla_sharded_tensor",
-        "missing",
-        "Import `torch_xla.distributed.spmd`.",
+    *(
+        RemovedApi(
+            f"torch_xla.experimental.{name}", f"{SPMD}.{name}", "missing", f"Import `{SPMD}`."
+        )
+        for name in ("xla_sharding", "xla_sharded_tensor")
     ),
     RemovedApi(
         "torch_xla.experimental.pjrt_backend",
@@ -209,29 +162,19 @@ MODULES: tuple[RemovedApi, ...] = (
         "or v3 use one core: there the old module patches torch.distributed for the threads of a "
         "process, which neither torchrun nor a rank of tpunb has.",
     ),
-    RemovedApi(
-        "torch_xla.distributed.xla_dist",
-        None,
-        "missing",
-        "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
-        "--command='python3 train.py'`.",
-    ),
-    RemovedApi(
+    _gone("torch_xla.distributed.xla_dist", _ON_EACH_HOST),
+    _gone(
         "torch_xla.distributed.cluster",
-        None,
-        "missing",
         "Read the hosts with `gcloud compute tpus tpu-vm describe NAME`.",
     ),
-    RemovedApi("torch_xla.distributed.worker", None, "missing", "Leave it out."),
-    RemovedApi("torch_xla.distributed._worker", None, "missing", "Leave it out."),
-    RemovedApi(
+    _gone("torch_xla.distributed.worker", "Leave it out."),
+    _gone("torch_xla.distributed._worker", "Leave it out."),
+    _gone(
         "torch_xla.utils.tf_record_reader",
-        None,
-        "missing",
         "Read TFRecord files with tensorflow or the package tfrecord.",
     ),
-    RemovedApi("torch_xla.utils.gcsfs", None, "missing", "Use the package gcsfs."),
-    RemovedApi("torch_xla.utils.cached_dataset", None, "missing", "Cache the data set yourself."),
+    _gone("torch_xla.utils.gcsfs", "Use the package gcsfs."),
+    _gone("torch_xla.utils.cached_dataset", "Cache the data set yourself."),
 )
 """Modules; a row also stands for every name in the module that is not in NAMES."""
 
@@ -239,24 +182,21 @@ VARIABLES: tuple[RemovedApi, ...] = (
     RemovedApi(
         "XRT_TPU_CONFIG", "PJRT_DEVICE", "ignored", "Leave it out: a TPU is found by itself."
     ),
-    RemovedApi("XRT_", None, "ignored", "Leave it out: the XRT runtime is gone."),
-    RemovedApi(
-        "COLAB_TPU_ADDR",
-        None,
-        "missing",
-        "Leave it out: a TPU is part of the machine that the notebook runs on.",
+    _gone("XRT_", "Leave it out: the XRT runtime is gone.", "ignored"),
+    _gone(
+        "COLAB_TPU_ADDR", "Leave it out: a TPU is part of the machine that the notebook runs on."
     ),
-    RemovedApi("XLA_USE_BF16", None, "deprecated", _BF16),
-    RemovedApi("XLA_DOWNCAST_BF16", None, "deprecated", _BF16),
-    RemovedApi("XLA_USE_FP16", None, "ignored", _BF16),
-    RemovedApi("XLA_DOWNCAST_FP16", None, "ignored", _BF16),
+    _gone("XLA_USE_BF16", _BF16, "deprecated"),
+    _gone("XLA_DOWNCAST_BF16", _BF16, "deprecated"),
+    _gone("XLA_USE_FP16", _BF16, "ignored"),
+    _gone("XLA_DOWNCAST_FP16", _BF16, "ignored"),
     RemovedApi(
         "XLA_USE_SPMD",
         f"{XR}.use_spmd",
         "deprecated",
         "Write `torch_xla.runtime.use_spmd()` before the first tensor.",
     ),
-    RemovedApi("XLA_TENSOR_ALLOCATOR_MAXSIZE", None, "ignored", "Leave it out."),
+    _gone("XLA_TENSOR_ALLOCATOR_MAXSIZE", "Leave it out.", "ignored"),
 )
 """Environment variables. A name that ends with an underscore is a prefix."""
 
@@ -264,27 +204,20 @@ INSTALL_PAIR = f"`{UV_INSTALL} torch==2.9.0 'torch_xla[tpu]==2.9.0'`"
 _PAIR = f"{INSTALL_PAIR}; Colab and Kaggle have a pair installed."
 
 COMMANDS: tuple[RemovedApi, ...] = (
-    RemovedApi("env-setup.py", None, "missing", f"Install a pair that fits: {_PAIR}"),
-    RemovedApi(
-        "xla_dist",
-        None,
-        "missing",
-        "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
-        "--command='python3 train.py'`.",
-    ),
-    RemovedApi("cloud-tpu-client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
-    RemovedApi("cloud_tpu_client", None, "ignored", f"Leave it out; for torch_xla itself: {_PAIR}"),
-    RemovedApi("tpu-pytorch/wheels", None, "refused", f"These wheels are too old: {_PAIR}"),
-    RemovedApi("torch_xla-1.", None, "refused", f"This wheel is too old: {_PAIR}"),
-    RemovedApi("torch_xla-nightly", None, "refused", f"This wheel is too old: {_PAIR}"),
-    RemovedApi("torch_xla[tpuvm]", None, "missing", f"The extra is named `tpu` now: {_PAIR}"),
+    _gone("env-setup.py", f"Install a pair that fits: {_PAIR}"),
+    _gone("xla_dist", _ON_EACH_HOST),
+    _gone("cloud-tpu-client", f"Leave it out; for torch_xla itself: {_PAIR}", "ignored"),
+    _gone("cloud_tpu_client", f"Leave it out; for torch_xla itself: {_PAIR}", "ignored"),
+    _gone("tpu-pytorch/wheels", f"These wheels are too old: {_PAIR}", "refused"),
+    _gone("torch_xla-1.", f"This wheel is too old: {_PAIR}", "refused"),
+    _gone("torch_xla-nightly", f"This wheel is too old: {_PAIR}", "refused"),
+    _gone("torch_xla[tpuvm]", f"The extra is named `tpu` now: {_PAIR}"),
 )
 """Parts of shell lines by which an outdated command is recognised."""
 
 ADDRESS_GONE = "TPU nodes are gone, and with them their addresses: the TPU is in this machine."
 _ADDRESS = re.compile(
-    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))",
-    re.IGNORECASE,
+    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))", re.IGNORECASE
 )
 
 _BY_NAME = {row.old: row for row in NAMES}

@@ -25,11 +25,24 @@ def train(index):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
-        xm.optimizer_step(optimizer)
+        {1}
 {0}
 """
+REDUCE = "xm.optimizer_step(optimizer)"
 
 TRAIN = "%%tpu_train\ntorch_xla.launch(train)"
+ONE_CORE = "%%tpu_train --cores 1\ntorch_xla.launch(train)"
+MODEL = "model = nn.Linear(2, 2)"
+SGD = "optimizer = optim.SGD(model.parameters(), lr=0.1)"
+CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1)"
+DDP = "from torch.nn.parallel import DistributedDataParallel as DDP"
+LOADER = "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)"
+STEP = """
+device = torch_xla.device()
+for x, y in loader:{0}
+    model(x.to(device)).sum().backward()
+    {1}
+"""
 
 ACCELERATED = """
 from accelerate import Accelerator, notebook_launcher
@@ -65,29 +78,13 @@ def update(engine, batch):
 HF_ARGUMENTS = "arguments = transformers.TrainingArguments({0})"
 HF_TRAIN = "%%tpu_train\ntransformers.Trainer(model, arguments).train()"
 
+NET = "class Net(nn.Module):\n    def forward(self, x):\n        {0}"
 SPMD_CELL = "%%tpu_train\nxr.use_spmd()"
 
 
-TIED = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
-        {tie}
-"""
-
-TIED_LOOP = """
-device = torch_xla.device()
-model = Net()
-model.to(device)
-for x in pl.MpDeviceLoader(loader, device):
-    model(x).sum().backward()
-"""
-
-
-def loop(*lines: str) -> str:
+def loop(*lines: str, reduce: str = REDUCE) -> str:
     """The training function, with lines at the end of the step."""
-    return LOOP.format("\n".join(f"        {line}" for line in lines))
+    return LOOP.format("\n".join(f"        {line}" for line in lines), reduce)
 
 
 Cells = tuple[str, ...]
@@ -98,39 +95,10 @@ EXAMPLES: dict[str, Pair] = {
         [("x = = 1  # <-", "%%tpu_train\nprint(x)")],
         [("%%bash\nx = = 1", "%%tpu_train\nprint(1)"), ("# tpu: skip\nx = = 1", "%%tpu_train\n1")],
     ),
-    "missing-import": (
-        [("device = xm.xla_device()  # <-",)],
-        [("from helpers import *", "xm.save(1, 'x')"), ("xm = 3", "print(xm.real)")],
-    ),
-    "runs-once": (
-        [
-            (
-                "import os, zipfile\nzipfile.ZipFile('a').extractall()\nos.remove('a')  # <-",
-                "%%tpu_train\nprint(1)",
-            ),
-            (
-                "p = 'x.csv'\ndata = open(p).read()",
-                "import shutil\nshutil.move(p, 'y')  # <-",
-                "%%tpu_train\nprint(1)",
-            ),
-            ("f = open('lock', 'x')  # <-", "%%tpu_train\nprint(1)"),
-        ],
-        [
-            ("import os\nos.mkdir('out')\nos.remove('a.zip')", "%%tpu_train\nprint(1)"),
-            (
-                "import os\nif os.path.exists('a'):\n    open('a')\n    os.remove('a')",
-                "%%tpu_train\nprint(1)",
-            ),
-            ("import os\nopen('a', 'w').write('1')\nos.remove('a')", "%%tpu_train\nprint(1)"),
-            ("import os\nopen('a')\nos.remove('a')",),
-            ("# tpu: skip\nimport os\nopen('a')\nos.remove('a')", "%%tpu_train\nprint(1)"),
-        ],
-    ),
     "debugger": (
         [
             ("def f():\n    breakpoint()  # <-", "%%tpu_train\nf()"),
             ("import pdb", "%%tpu_train\nx = 1\nif x:\n    pdb.set_trace()  # <-"),
-            (IMPORTS, "def f(i):\n    breakpoint()  # <-\ntorch_xla.launch(f)"),
             ("import tpunb", "def f():\n    breakpoint()  # <-\ntpunb.launch(f)"),
         ],
         [
@@ -147,29 +115,21 @@ EXAMPLES: dict[str, Pair] = {
             ("# import torch\n\ndef f():\n    return torch.ones(1)  # <-", "%%tpu_train\nf()"),
             ("def f(x: Tensor):  # <-\n    return x",),
             ("print(later)  # <-", "later = 1"),
-            ("x = [a for b in range(3)]  # <-",),
             ("%matplotlib inline\nplt.plot([1])  # <-",),
             ("import tpunb", "def f(x):\n    return x * scale  # <-\ntpunb.launch(f, (1,))"),
+            ("device = xm.xla_device()  # <-",),
         ],
         [
             ("def f():\n    return later", "later = 1", "%%tpu_train\nf()"),
             ("from lib import *", "model = Net()"),
             ("%run other.py", "model = Net()"),
-            ("%run other.ipynb", "model = Net()"),
             ("%tpu_attach far", "print(weights)"),
             ("%%cython\ncdef int f(int x):\n    return x", "print(f(1))"),
-            ("%pylab inline", "plot([1])"),
-            ("%%capture out\nprint(1)", "print(out)"),
             ("%store -r data", "print(data)"),
-            ("# tpu: skip\nx = 1", "%%tpu_train\nprint(x)"),  # the conversion says it
-            ("x: 'Tensor' = 1",),
+            ("# tpu: skip\nx = 1", "%%tpu_train\nprint(x)"),
             ("from __future__ import annotations\ndef f(x: Tensor) -> Tensor: pass",),
             ("try:\n    unicode\nexcept NameError:\n    unicode = str",),
             ("display(get_ipython())\n_", "print(In, Out, _1, __name__, __file__)"),
-            ("class A:\n    x = 1\n    y = x",),
-            ("for i in range(3):\n    pass\nprint(i)",),
-            ("import os.path\nprint(os)", "global z\nz = 1\nprint(z)"),
-            ("%%bash\necho $y", "x = 1"),
         ],
     ),
     "not-returned": (
@@ -177,21 +137,11 @@ EXAMPLES: dict[str, Pair] = {
             ("%%tpu_train\nlosses = [1]", "print(losses)  # <-"),
             ("%%tpu_train --out r\nx = 1", "r.state\ny = x + 1  # <-", "%%tpu_train\ny"),
             ("%%tpu_train\nx = 1", "%%tpu_train\nprint(x)  # <-"),
-            (
-                "import torch\nnet = torch.nn.Linear(1, 1)",
-                "%%tpu_train\no = torch.optim.SGD(net.parameters())",
-                "net.eval()  # <-",
-            ),
+            ("net = Net()", "%%tpu_train\nSGD(net.parameters())", "net.eval()  # <-"),
             (
                 "import lightning as L\nnet = Net()",
                 "%%tpu_train\ntrainer = L.Trainer()\ntrainer.fit(net, loader)",
                 "print(net(x))  # <-",
-            ),
-            (
-                "import lightning as L\nnet = Net()",
-                "def fit(model):\n    L.Trainer().fit(model, loader)",
-                "%%tpu_train --returns loss\nfit(net)\nloss = 1",
-                "print(loss)\nprint(net(x))  # <-",
             ),
             (
                 "import transformers\nmodel = make()\ntrainer = transformers.Trainer(model)",
@@ -220,15 +170,12 @@ EXAMPLES: dict[str, Pair] = {
                 "%%tpu_train\ntorch_xla.launch(train, args=(net,))",
                 "net(x)  # <-",
             ),
-            ("net = Net()", "%%tpu_train\nnet = net.to(d)\nSGD(net.parameters())", "net  # <-"),
             ("losses = []", "%%tpu_train\nlosses.append(1)", "plot(losses)  # <-"),
             ("stats = {}", "def f():\n    stats['x'] = 1", "%%tpu_train\nf()", "stats  # <-"),
-            ("clf = Forest()", "%%tpu_train\nclf.fit(x, y)", "clf.predict(x)  # <-"),
         ],
         [
             ("losses = []", "%%tpu_train --returns losses\nlosses.append(1)", "plot(losses)"),
             ("losses = []", "%%tpu_train\nlosses.append(1)", "losses = [1]\nplot(losses)"),
-            ("losses = []", "%%tpu_train\nlosses = [1]\nprint(losses)", "plot(losses)"),
             ("losses = []", "def f(losses):\n    losses.append(1)", "%%tpu_train\nf([])", "losses"),
             (
                 "net = Net()",
@@ -241,21 +188,11 @@ EXAMPLES: dict[str, Pair] = {
                 "trainer.save_checkpoint('a')",
                 "net = Net.load_from_checkpoint('a')\nnet(x)",
             ),
-            (
-                "import transformers\ntrainer = transformers.Trainer(make())",
-                "%%tpu_train\ntrainer.train()\nprint(trainer.evaluate())",
-                "print(1)",
-            ),
             ("%%tpu_train --returns losses\nlosses = [1]", "print(losses)"),
-            ("%%tpu_train --out=r --returns x,y\nx = y = 1", "print(r, x, y)"),
             ("%%tpu_train --returns {names}\nx = 1", "print(x)"),
-            ("x = 2", "%%tpu_train\nx = 1", "print(x)"),
             ("%run other.py", "%%tpu_train\nx = 1", "print(x)"),
             ("%%tpu_train\nx = 1", "def f(x):\n    return x", "lambda x: x"),
-            ("%%tpu_train\nx = 1", "all(x for x in [1])\n{x: (lambda: x) for x in [1]}"),
             ("%%tpu_train\nx = 1", "%%tpu_train\nx = 2\nprint(x)"),
-            ("net = 1", "%%tpu_train --returns w\nw = net.parameters()", "net"),
-            ("net = 1", "%%tpu_train\nnet.parameters()\ntpunb.save(net, 1)", "net"),
             ("net = 1", "%%tpu_train\nnet.parameters()", "net.load_state_dict(1)\nnet"),
         ],
     ),
@@ -264,74 +201,29 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "n = xm.xrt_world_size()  # <-"),
             ("from torch_xla.core.xla_model import get_ordinal  # <-",),
             ("import torch_xla.distributed.xla_dist as xd  # <-",),
-            ("import torch_xla_py.xla_model as xm  # <-",),
             ("from torch_xla.core.xla_model import *", "n = xrt_world_size()  # <-"),
             (IMPORTS, "n = getattr(xm, 'get_ordinal')()  # <-"),
             ("import lightning as L", "L.Trainer(max_epochs=1, tpu_cores=8)  # <-"),
-            (
-                "from pytorch_lightning import Trainer",
-                "t = Trainer(\n    max_epochs=1,\n    progress_bar_refresh_rate=20,  # <-\n)",
-            ),
-            (
-                "import lightning.pytorch as pl",
-                "!pip install lightning==2.4",
-                "pl.Trainer(tpu_cores=1)  # <-",
-            ),
+            ("import lightning.pytorch as pl", "pl.Trainer(\n    tpu_cores=1,  # <-\n)"),
             ("from transformers import AutoModel, AdamW  # <-", "AdamW([])"),
-            ("import transformers", "transformers.AdamW([])  # <-"),
-            ("!pip install 'transformers<5'", "from transformers.optimization import AdamW  # <-"),
             ("import numpy as np", "best = np.Inf  # <-"),
-            ("import numpy", "x = numpy.zeros(2, dtype=numpy.float)  # <-"),
         ],
         [
             ("import numpy as np", "best = np.inf + np.float64(1)\nnp.random.Inf"),
             ("!pip install numpy==1.26\nimport numpy as np", "best = np.Inf"),
-            ("import lightning as L", "L.Trainer(accelerator='tpu', devices='auto')"),
             ("from other import Trainer", "Trainer(tpu_cores=8)"),
             (
-                "!pip install -q pytorch-lightning==1.5.10",
-                "import pytorch_lightning as pl",
-                "pl.Trainer(tpu_cores=8)",
+                "!pip install pytorch-lightning==1.5",
+                "import lightning as L",
+                "L.Trainer(tpu_cores=8)",
             ),
-            ("%pip install 'lightning<2.0'", "import lightning as L", "L.Trainer(tpu_cores=8)"),
-            ("!pip install transformers==4.30.0", "from transformers import AdamW"),
-            (
-                "try:\n    from transformers import AdamW\nexcept ImportError:\n"
-                "    from torch.optim import AdamW",
-            ),
-            ("from torch.optim import AdamW", "import torch", "torch.optim.AdamW([])"),
+            ("try:\n    from transformers import AdamW\nexcept ImportError:\n    AdamW = None",),
             ("from torch_xla.core.xla_model import *\nfrom helpers import *", "xrt_world_size()"),
-            (
-                "from torch_xla.core.xla_model import *",
-                "def get_ordinal():\n    return 0",
-                "get_ordinal()",
-            ),
             ("from torch_xla.core.xla_model import *\ndef f(get_ordinal):\n    get_ordinal()",),
-            ("from torch_xla.runtime import *", "get_ordinal()"),
             (IMPORTS, "n = getattr(xm, 'get_ordinal', xr.global_ordinal)()"),
-            (IMPORTS, "n = getattr(xm, name)(), getattr(helpers, 'get_ordinal')"),
-            (IMPORTS, "n = xr.world_size()"),
-            ("import helpers as xm", "xm.xrt_world_size()"),
             (IMPORTS, "def f(xm):\n    return xm.get_ordinal()"),
-            (
-                IMPORTS,
-                "try:\n    n = xr.world_size()\nexcept Exception:\n    n = xm.xrt_world_size()",
-            ),
+            (IMPORTS, "try:\n    n = xm.xrt_world_size()\nexcept AttributeError:\n    n = 1"),
             (IMPORTS, "n = xm.xrt_world_size() if hasattr(xm, 'xrt_world_size') else 1"),
-        ],
-    ),
-    "library-of-old-names": (
-        [
-            ("import ignite.distributed as idist", "%%tpu_train\nprint(idist.get_rank())  # <-"),
-            (
-                "from ignite import distributed as idist",
-                "def f():\n    model = idist.auto_model(net)  # <-",
-                "%%tpu_train\nf()",
-            ),
-        ],
-        [
-            ("import ignite.distributed as idist", "print(idist.get_rank())"),
-            ("from ignite.engine import Engine", "%%tpu_train\nEngine(update).run(loader)"),
         ],
     ),
     "old-name": (
@@ -356,7 +248,6 @@ EXAMPLES: dict[str, Pair] = {
         [
             ("import os\nos.environ['XLA_USE_BF16'] = '0'",),
             ("env = {}\nenv['XLA_USE_BF16'] = '1'",),
-            ("%env XLA_USE_BF16=0",),
         ],
     ),
     "retired-variable": (
@@ -368,23 +259,6 @@ EXAMPLES: dict[str, Pair] = {
         [
             ("import os\nos.environ['PJRT_DEVICE'] = 'TPU'",),
             ("import os\nprint(os.environ.get('COLAB_TPU_ADDR'))",),
-        ],
-    ),
-    "node-address": (
-        [
-            ("import os\naddress = f\"grpc://{os.environ['TPU_NAME']}\"  # <-",),
-            ("resolver = Resolver('grpc://' + tpu_ip)  # <-",),
-            ("config = dict(address='grpc://10.240.1.2:8470')  # <-",),
-            ("servers = 'tpu_worker;0;10.0.0.2:8470'  # <-",),
-            ("!python train.py --tpu grpc://$TPU_ADDR",),
-            ("%env TPU_ADDR=grpc://10.0.0.2:8470",),
-        ],
-        [
-            ("import os\nos.environ['XRT_TPU_CONFIG'] = 'tpu_worker;0;10.0.0.2:8470'",),
-            ("exporter = Exporter('grpc://localhost:4317')",),
-            ("exporter = Exporter('grpc://' + host)",),
-            ("'grpc://10.0.0.2:8470 was the address of the TPU'",),
-            ("# !python train.py --tpu grpc://$TPU_ADDR",),
         ],
     ),
     "retired-command": (
@@ -404,7 +278,6 @@ EXAMPLES: dict[str, Pair] = {
             ("!pip install torch==2.6.0 'torch_xla[tpu]==2.6.0'",),
             ("!pip install torch==2.6.0", "!pip install torch_xla==2.6.0"),
             ("!pip install torch==2.9.0",),
-            ("!pip install torch",),
             ("# !pip install torch==2.0.0",),
         ],
     ),
@@ -418,72 +291,22 @@ EXAMPLES: dict[str, Pair] = {
     "tpu-taken": (
         [
             (IMPORTS, "import jax\nprint(jax.devices())  # <-"),
-            (
-                IMPORTS,
-                "import tensorflow as tf",
-                "tf.tpu.experimental.initialize_tpu_system()  # <-",
-            ),
+            (IMPORTS, "import tensorflow as tf\ntf.distribute.TPUStrategy(r)  # <-"),
         ],
         [
             ("import jax\nprint(jax.devices())",),
             (IMPORTS, "%env JAX_PLATFORMS=cpu", "import jax\nprint(jax.devices())"),
         ],
     ),
-    "late-variable": (
-        [
-            (
-                IMPORTS,
-                "device = torch_xla.device()",
-                "import os\nos.environ['PJRT_DEVICE'] = 'TPU'  # <-",
-            )
-        ],
-        [
-            (
-                IMPORTS,
-                "import os\nos.environ['PJRT_DEVICE'] = 'TPU'",
-                "device = torch_xla.device()",
-            )
-        ],
-    ),
-    "workers-spawned": (
-        [
-            (
-                IMPORTS,
-                "l = DataLoader(d, num_workers=2, multiprocessing_context='spawn')  # <-",
-            )
-        ],
-        [
-            (IMPORTS, "l = DataLoader(d, num_workers=2)"),
-            (IMPORTS, "l = DataLoader(d, num_workers=0, multiprocessing_context='spawn')"),
-        ],
-    ),
     "nprocs": (
         [
             (IMPORTS, loop(), "xmp.spawn(train, nprocs=8, start_method='fork')  # <-"),
             (IMPORTS, loop(), "n = 8\nxmp.spawn(train, (), n, start_method='fork')  # <-"),
-            (
-                IMPORTS,
-                loop(),
-                "FLAGS = {}\nFLAGS['num_cores'] = 8",
-                "xmp.spawn(train, nprocs=FLAGS['num_cores'], start_method='fork')  # <-",
-            ),
-            (
-                IMPORTS,
-                loop(),
-                "F = dict(lr=1)\nF = {'n': 8}",
-                "xmp.spawn(train, nprocs=F['n'], start_method='fork')  # <-",
-            ),
-            (
-                IMPORTS,
-                loop(),
-                "import os\nn = 8 if os.environ.get('TPU_NAME') else 1",
-                "xmp.spawn(train, nprocs=n, start_method='fork')  # <-",
-            ),
+            (IMPORTS, loop(), "F = {'n': 8}\nxmp.spawn(train, nprocs=F['n'])  # <-"),
         ],
         [
             (IMPORTS, loop(), "xmp.spawn(train, nprocs=1)"),
             (IMPORTS, loop(), "n = None\nxmp.spawn(train, nprocs=n, start_method='fork')"),
-            (IMPORTS, loop(), "F = {'n': 1}\nxmp.spawn(train, nprocs=F['n'])"),
             (IMPORTS, loop(), "F = {'n': 8}\nF['n'] = x\nxmp.spawn(train, nprocs=F['n'])"),
             (IMPORTS, loop(), "%%tpu_train\nxmp.spawn(train, nprocs=8)"),
         ],
@@ -523,96 +346,26 @@ EXAMPLES: dict[str, Pair] = {
         ],
     ),
     "accelerator-before-ranks": (
-        [
-            (
-                "from accelerate import Accelerator, notebook_launcher",
-                "accelerator = Accelerator()  # <-",
-                "def f():\n    pass\nnotebook_launcher(f)",
-            )
-        ],
-        [
-            (
-                "from accelerate import Accelerator, notebook_launcher",
-                "def f():\n    accelerator = Accelerator()\nnotebook_launcher(f)",
-            )
-        ],
+        [(ACCELERATED, "accelerator = Accelerator()  # <-", "notebook_launcher(train)")],
+        [(ACCELERATED, "notebook_launcher(train)")],
     ),
     "processes-on-tpu": (
+        [(ACCELERATED, "notebook_launcher(train, num_processes=8)  # <-")],
         [
-            (
-                "from accelerate import notebook_launcher",
-                "notebook_launcher(f, num_processes=8)  # <-",
-            )
-        ],
-        [
-            ("from accelerate import notebook_launcher\nnotebook_launcher(f)",),
-            (
-                "from accelerate import notebook_launcher",
-                "%%tpu_train\nnotebook_launcher(f, num_processes=8)",
-            ),
-        ],
-    ),
-    "spmd-late": (
-        [(IMPORTS, "device = torch_xla.device()\nxr.use_spmd()  # <-")],
-        [
-            (IMPORTS, "xr.use_spmd()\ndevice = torch_xla.device()"),
-            (IMPORTS, SPMD_CELL + "\nd = torch_xla.device()", SPMD_CELL),
-            (IMPORTS, "# tpu: skip\ndevice = torch_xla.device()", SPMD_CELL),
+            (ACCELERATED, "notebook_launcher(train)"),
+            (ACCELERATED, "%%tpu_train\nnotebook_launcher(train, num_processes=8)"),
         ],
     ),
     "spmd-launch": (
         [
-            (IMPORTS, "def f(i): ...", "xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)  # <-"),
             (IMPORTS, "def f(i): ...", SPMD_CELL + "\ntorch_xla.launch(f)  # <-"),
+            (IMPORTS, SPMD_CELL + "\ndist.init_process_group('xla', init_method='xla://')  # <-"),
         ],
         [
             (IMPORTS, "def f(i):\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
             (IMPORTS, "if spmd:\n    xr.use_spmd()", "%%tpu_train\ntorch_xla.launch(f)"),
             (IMPORTS, SPMD_CELL, "%%tpu_train\ntorch_xla.launch(f)"),
-            (IMPORTS, SPMD_CELL + "\nxmp.spawn(f)"),
-        ],
-    ),
-    "spmd-process-group": (
-        [(IMPORTS, SPMD_CELL + "\ndist.init_process_group('xla', init_method='xla://')  # <-")],
-        [
             (IMPORTS, SPMD_CELL + "\ndist.init_process_group('gloo')"),
-            (IMPORTS, "%%tpu_train\ndist.init_process_group('xla', init_method='xla://')"),
-        ],
-    ),
-    "spmd-collective": (
-        [(IMPORTS, SPMD_CELL + "\nmean = xm.all_reduce('sum', loss, scale=0.25)  # <-")],
-        [
-            (IMPORTS, SPMD_CELL + "\nxm.optimizer_step(optimizer)"),
-            (IMPORTS, "%%tpu_train\nmean = xm.all_reduce('sum', loss, scale=0.25)"),
-        ],
-    ),
-    "spmd-sampler": (
-        [
-            (IMPORTS, SPMD_CELL + "\ns = DistributedSampler(d, num_replicas=4, rank=0)  # <-"),
-            (
-                IMPORTS,
-                SPMD_CELL + "\ns = DistributedSampler(d, xr.global_runtime_device_count())  # <-",
-            ),
-        ],
-        [
-            (IMPORTS, SPMD_CELL + "\ns = DistributedSampler(d, num_replicas=xr.world_size())"),
-            (IMPORTS, "%%tpu_train\ns = DistributedSampler(d, num_replicas=4, rank=0)"),
-        ],
-    ),
-    "sharded-value": (
-        [
-            (
-                IMPORTS,
-                "import torch_xla.distributed.spmd as xs",
-                SPMD_CELL + "\nx = xs.mark_sharding(x, mesh, ('data',))  # <-",
-            )
-        ],
-        [
-            (
-                IMPORTS,
-                "import torch_xla.distributed.spmd as xs",
-                SPMD_CELL + "\nxs.mark_sharding(x, mesh, ('data',))",
-            )
         ],
     ),
     "cuda-call": (
@@ -622,6 +375,7 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "x = torch.ones(2, device=torch.device('cuda:0'))  # <-"),
             (IMPORTS, "torch.cuda.synchronize()  # <-"),
             (IMPORTS, "loss = nn.CrossEntropyLoss(weight=w)\nloss.cuda()  # <-"),
+            (IMPORTS, "dist.init_process_group('nccl')  # <-"),
         ],
         [
             (IMPORTS, "loss_fn = nn.CrossEntropyLoss().cuda()\nnn.ReLU().to('cuda')"),
@@ -629,23 +383,18 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, "if torch.cuda.is_available():\n    model.cuda()"),
             (IMPORTS, "device = 'cuda' if torch.cuda.is_available() else 'cpu'", "m.to(device)"),
             (IMPORTS, "torch.cuda.empty_cache()\ntorch.cuda.manual_seed_all(1)"),
-            (
-                IMPORTS,
-                "if use_tpu:\n    d = xm.xla_device()\nelse:\n    d = 'cuda'\nm.to(d)",
-            ),
+            (IMPORTS, "if use_tpu:\n    d = xm.xla_device()\nelse:\n    d = 'cuda'\nm.to(d)"),
             (IMPORTS, "try:\n    m.cuda()\nexcept RuntimeError:\n    pass"),
+            (IMPORTS, "if gpu:\n    dist.init_process_group(backend='nccl')"),
         ],
     ),
     "fp16": (
         [
-            (
-                "from accelerate import Accelerator, notebook_launcher",
-                "def f():\n    Accelerator(mixed_precision='fp16')  # <-\nnotebook_launcher(f)",
-            ),
+            (ACCELERATED, "Accelerator(mixed_precision='fp16')  # <-\nnotebook_launcher(train)"),
             ("import lightning as L", "%%tpu_train\nL.Trainer(precision='16-mixed')  # <-"),
             (
-                "from transformers import Seq2SeqTrainingArguments",
-                "%%tpu_train\nSeq2SeqTrainingArguments('out', fp16=True)  # <-",
+                "import transformers",
+                "%%tpu_train\ntransformers.TrainingArguments('a', fp16=True)  # <-",
             ),
         ],
         [
@@ -660,27 +409,9 @@ EXAMPLES: dict[str, Pair] = {
         ],
         [
             (IMPORTS, "with torch.autocast('xla', dtype=torch.bfloat16):\n    y = model(x)"),
-            (IMPORTS, "scaler = torch.cuda.amp.GradScaler(enabled=False)"),
             (IMPORTS, "s = torch.cuda.amp.GradScaler(enabled=torch.cuda.is_available())"),
-            (
-                IMPORTS,
-                "amp = device.type == 'cuda'\nwith torch.cuda.amp.autocast(amp):\n    y = model(x)",
-            ),
+            (IMPORTS, "amp = device.type == 'cuda'\ntorch.cuda.amp.autocast(amp)"),
             ("import torch\nscaler = torch.cuda.amp.GradScaler()",),
-        ],
-    ),
-    "nccl": (
-        [(IMPORTS, "dist.init_process_group('nccl')  # <-")],
-        [
-            (IMPORTS, "dist.init_process_group('xla', init_method='xla://')"),
-            (IMPORTS, "if gpu:\n    dist.init_process_group(backend='nccl')"),
-        ],
-    ),
-    "embedding-bag": (
-        [(IMPORTS, "table = nn.EmbeddingBag(9, 2).to(xm.xla_device())  # <-")],
-        [
-            (IMPORTS, "table = nn.Embedding(9, 2).to(xm.xla_device())"),
-            ("from torch import nn\ntable = nn.EmbeddingBag(9, 2)",),
         ],
     ),
     "fused-optimizer": (
@@ -689,7 +420,7 @@ EXAMPLES: dict[str, Pair] = {
             ("import transformers", HF_ARGUMENTS.format("'out'") + "  # <-", HF_TRAIN),
             (
                 "import transformers",
-                HF_ARGUMENTS.format("optim='adamw_torch_fused'") + "  # <-",
+                HF_ARGUMENTS.format("optim='adamw_torch_fused'  # <-\n"),
                 HF_TRAIN,
             ),
         ],
@@ -697,45 +428,12 @@ EXAMPLES: dict[str, Pair] = {
             ("import transformers", HF_ARGUMENTS.format("optim='adafactor'"), HF_TRAIN),
             ("import transformers", HF_ARGUMENTS.format("**given"), HF_TRAIN),
             (
-                "!pip install 'transformers<5'\nimport transformers",
-                HF_ARGUMENTS.format("'out'"),
+                "!pip install 'transformers<5'",
+                "import transformers",
+                HF_ARGUMENTS.format(1),
                 HF_TRAIN,
             ),
-            ("import transformers", HF_ARGUMENTS.format("'out'"), "trainer.train()"),
-            (IMPORTS, "o = optim.AdamW(m.parameters(), fused=False)"),
             ("import torch\no = torch.optim.AdamW(m.parameters(), fused=True)",),
-        ],
-    ),
-    "ddp-device-ids": (
-        [
-            (
-                IMPORTS,
-                "from torch.nn.parallel import DistributedDataParallel as DDP",
-                "m = DDP(m, device_ids=[rank])  # <-",
-            )
-        ],
-        [
-            (
-                IMPORTS,
-                "from torch.nn.parallel import DistributedDataParallel as DDP",
-                "m = DDP(m)\nm = DDP(m, device_ids=[0])",
-            )
-        ],
-    ),
-    "ddp-bucket-view": (
-        [
-            (
-                IMPORTS,
-                "from torch.nn.parallel import DistributedDataParallel as DDP",
-                "m = DDP(m, gradient_as_bucket_view=True)  # <-",
-            )
-        ],
-        [
-            (
-                IMPORTS,
-                "from torch.nn.parallel import DistributedDataParallel as DDP",
-                "m = DDP(m)\nm = DDP(m, gradient_as_bucket_view=False)",
-            )
         ],
     ),
     "data-parallel": (
@@ -754,92 +452,27 @@ EXAMPLES: dict[str, Pair] = {
     ),
     "no-step-sync": (
         [
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-for x, y in loader:  # <-
-    loss = model(x.to(device)).sum()
-    loss.backward()
-    optimizer.step()
-""",
-            ),
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-def step(x):
-    model(x.to(device)).sum().backward()
-    xm.optimizer_step(optimizer)
-for x, y in loader:  # <-
-    step(x)
-""",
-            ),
+            (IMPORTS, STEP.format("  # <-", "optimizer.step()")),
+            (IMPORTS, f"def finish():\n    {REDUCE}", STEP.format("  # <-", "finish()")),
         ],
         [
+            (IMPORTS, STEP.format("", "optimizer.step()\n    torch_xla.sync()")),
             (
                 IMPORTS,
-                """
-import torch_xla.distributed.data_parallel as dp
-devices = xm.get_xla_supported_devices()
-parallel = dp.DataParallel(Net, device_ids=devices)
-def train(model, loader, device, context):
-    for x, y in loader:
-        model(x).sum().backward()
-        xm.optimizer_step(optimizer)
-parallel(train, loader)
-""",
+                "loader = pl.MpDeviceLoader(rows, torch_xla.device())",
+                STEP.format("", REDUCE),
+            ),
+            (IMPORTS, STEP.format("", "with torch_xla.step():\n        optimizer.step()")),
+            (
+                IMPORTS + "from tpunb.training import Accumulation",
+                STEP.format("", "a.step()"),
+                "a = Accumulation(optimizer, 4)",
             ),
             (
-                IMPORTS,
-                """
-from tpunb.training import Accumulation
-device = torch_xla.device()
-accumulation = Accumulation(optimizer, 4)
-for x, y in loader:
-    accumulation.backward(model(x.to(device)))
-""",
-            ),
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-for x, y in loader:
-    model(x.to(device)).sum().backward()
-    optimizer.step()
-    torch_xla.sync()
-""",
-            ),
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-def finish():
-    xm.optimizer_step(optimizer, barrier=True)
-for x, y in loader:
-    model(x.to(device)).sum().backward()
-    finish()
-""",
-            ),
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-batches = pl.MpDeviceLoader(loader, device)
-for x, y in batches:
-    model(x).sum().backward()
-    optimizer.step()
-""",
-            ),
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-for x, y in loader:
-    with torch_xla.step():
-        model(x.to(device)).sum().backward()
-        optimizer.step()
-""",
+                IMPORTS + "import torch_xla.distributed.data_parallel as dp",
+                "def train(model, loader, device, context):\n    for x, y in loader:\n"
+                "        model(x).sum().backward()\n        xm.optimizer_step(optimizer)",
+                "dp.DataParallel(Net, device_ids=xm.get_xla_supported_devices())(train, loader)",
             ),
         ],
     ),
@@ -848,80 +481,26 @@ for x, y in loader:
             (IMPORTS, loop("total += loss.item()  # <-"), TRAIN),
             (IMPORTS, loop("print(f'loss {loss}')  # <-"), TRAIN),
             (IMPORTS, loop("history.append(float(loss))  # <-"), TRAIN),
-            (IMPORTS, loop("seen = model(x).cpu()  # <-"), TRAIN),
             (IMPORTS, loop("m = xm.mesh_reduce('loss', loss, sum)  # <-"), TRAIN),
-            (IMPORTS, loop("if x is None:", "    continue", "print(loss.item())  # <-"), TRAIN),
             (ACCELERATED.replace("pass", "print(loss)  # <-"), "notebook_launcher(train)"),
-            (ACCELERATED.replace("pass", "total = loss.item()  # <-"), "notebook_launcher(train)"),
             (LIGHTNING.format("self.log('loss', loss.item())  # <-"), FIT),
             (IGNITE.format("loss.item()  # <-"), "trainer = Engine(update)\ntrainer.run(loader)"),
         ],
         [
             (IMPORTS, loop("if step % 100 == 0:", "    print(loss.item())"), TRAIN),
-            (ACCELERATED.replace("pass", "print(loss)"), "train()"),  # on whatever there is
+            (ACCELERATED.replace("pass", "print(loss)"), "train()"),
             (LIGHTNING.format("self.log('loss', loss)"), FIT),
-            (LIGHTNING.format("if i % 50 == 0:\n            print(loss.item())"), FIT),
             (LIGHTNING.format("print(loss.item())"), FIT.replace("accelerator='tpu'", "")),
             (IMPORTS, loop("if step % 100:", "    continue", "print(loss.item())"), TRAIN),
             (IMPORTS, loop("total += loss.detach()"), TRAIN),
             (IMPORTS, loop("xm.add_step_closure(print, args=(loss,))"), TRAIN),
-            (IMPORTS, loop("print(step)", "rate = float(step)"), TRAIN),
-            (
-                IMPORTS,
-                loop() + "    print(loss.item())",
-                TRAIN,
-            ),
-            (
-                IMPORTS + "import numpy as np",
-                loop("share = np.mean(counts)", "print(share.item())"),
-                TRAIN,
-            ),
-        ],
-    ),
-    "branch-on-tensor": (
-        [
-            (IMPORTS, loop("if loss > 10:  # <-", "    scheduler.step()"), TRAIN),
-            (IMPORTS, loop("if torch.isnan(loss).any():  # <-", "    pass"), TRAIN),
-            (
-                IMPORTS,
-                """
-class Net(nn.Module):
-    def forward(self, x):
-        while x.max() > 1:  # <-
-            x = x / 2
-        return x
-""",
-            ),
-        ],
-        [
-            (
-                IMPORTS,
-                """
-class Net(nn.Module):
-    def forward(self, x):
-        if self.training and x.size(0) > 1 and x.dim() == 2:
-            x = x / 2
-        return x
-""",
-            ),
-            (IMPORTS, loop("if step > 10:", "    scheduler.step()"), TRAIN),
-            (IMPORTS, loop("if loss is not None:", "    pass"), TRAIN),
+            (IMPORTS, loop() + "    print(loss.item())", TRAIN),
+            (IMPORTS, "import numpy", loop("share = numpy.mean(x)", "print(share.item())"), TRAIN),
         ],
     ),
     "no-gradient-reduction": (
         [
-            (
-                IMPORTS,
-                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()  # <-"),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop().replace("train", "other"),
-                "%%tpu_train\ntorch_xla.launch(other)",
-                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()  # <-"),
-                TRAIN,
-            ),
+            (IMPORTS, loop(reduce="optimizer.step()  # <-"), TRAIN),
             (
                 IMPORTS,
                 "%%tpu_train\nfor x in loader:\n    model(x).sum().backward()\n"
@@ -931,30 +510,12 @@ class Net(nn.Module):
         ],
         [
             (IMPORTS, loop("scheduler.step()"), TRAIN),
-            (
-                IMPORTS,
-                loop().replace(
-                    "xm.optimizer_step(optimizer)",
-                    "xm.reduce_gradients(optimizer)\n        optimizer.step()",
-                ),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
-                "%%tpu_train --cores 1\ntorch_xla.launch(train)",
-            ),
-            (
-                IMPORTS,
-                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
-                "train(0)",
-            ),
+            (IMPORTS, loop(reduce="xm.reduce_gradients(o)\n        optimizer.step()"), TRAIN),
+            (IMPORTS, loop(reduce="optimizer.step()"), ONE_CORE),
+            (IMPORTS, loop(reduce="optimizer.step()"), "train(0)"),
             (
                 IMPORTS + "from mine import average_gradients",
-                loop().replace(
-                    "xm.optimizer_step(optimizer)",
-                    "average_gradients(model)\n        optimizer.step()",
-                ),
+                loop(reduce="average_gradients(model)\n        optimizer.step()"),
                 TRAIN,
             ),
             (
@@ -964,133 +525,23 @@ class Net(nn.Module):
                 "        self.optimizer.step()",
                 "%%tpu_train\nfit = Fit()\nfor x in loader:\n    fit.step(x)",
             ),
-            (
-                IMPORTS + "from accelerate import Accelerator",
-                loop().replace("xm.optimizer_step(optimizer)", "optimizer.step()"),
-                "%%tpu_train\naccelerator = Accelerator()\ntrain(0)",
-            ),
         ],
     ),
     "clip-before-reduction": (
+        [(IMPORTS, loop(reduce=f"{CLIP}  # <-\n        {REDUCE}"), TRAIN)],
         [
-            (
-                IMPORTS,
-                loop().replace(
-                    "        xm.opt",
-                    "        nn.utils.clip_grad_norm_(model.parameters(), 1)  # <-\n        xm.opt",
-                ),
-                TRAIN,
-            ),
-        ],
-        [
-            (
-                IMPORTS,
-                loop().replace(
-                    "xm.optimizer_step(optimizer)",
-                    "xm.reduce_gradients(optimizer)\n        "
-                    "nn.utils.clip_grad_norm_(model.parameters(), 1)\n        optimizer.step()",
-                ),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop().replace(
-                    "        xm.opt",
-                    "        nn.utils.clip_grad_norm_(model.parameters(), 1)\n        xm.opt",
-                ),
-                "%%tpu_train --cores 1\ntorch_xla.launch(train)",
-            ),
-        ],
-    ),
-    "untied-weights": (
-        [
-            (IMPORTS, TIED.format(tie="self.head.weight = self.embedding.weight  # <-"), TIED_LOOP),
-            (
-                IMPORTS,
-                TIED.format(tie="self.tie()")
-                + "    def tie(self):\n        self.head.weight = self.embedding.weight  # <-",
-                "class Outer(nn.Module):\n    def __init__(self):\n        self.inner = Net()",
-                TIED_LOOP.replace("Net()", "Outer()"),
-            ),
-            (
-                IMPORTS,
-                TIED.format(tie="pass"),
-                TIED_LOOP.replace(
-                    "model.to(device)",
-                    "model.head.weight = model.embedding.weight  # <-\nmodel.to(device)",
-                ),
-            ),
-            (
-                IMPORTS,
-                TIED.format(tie="self.head.weight = self.embedding.weight  # <-"),
-                "def main(model):\n    device = torch_xla.device()\n    model.to(device)\n"
-                "    for x in loader:\n        model(x).sum().backward()\n"
-                "model = Net()\nmain(model)",
-            ),
-            (
-                IMPORTS,
-                "from transformers import GPT2LMHeadModel",
-                TIED_LOOP.replace("Net()", "GPT2LMHeadModel.from_pretrained('gpt2')").replace(
-                    "to(device)", "to(device)  # <-"
-                ),
-            ),
-        ],
-        [
-            (
-                IMPORTS,
-                TIED.format(tie="self.head.weight = self.embedding.weight"),
-                TIED_LOOP.replace(
-                    "model.to(device)",
-                    "model.to(device)\nmodel.head.weight = model.embedding.weight",
-                ),
-            ),
-            (
-                IMPORTS,
-                TIED.format(tie="self.tie()")
-                + "    def tie(self):\n        self.head.weight = self.embedding.weight",
-                TIED_LOOP.replace("model.to(device)", "model.to(device)\nmodel.tie()"),
-            ),
-            (
-                IMPORTS,
-                "from transformers import GPT2LMHeadModel",
-                TIED_LOOP.replace("Net()", "GPT2LMHeadModel.from_pretrained('gpt2')").replace(
-                    "to(device)", "to(device)\nmodel.tie_weights()"
-                ),
-            ),
-            (
-                IMPORTS,
-                TIED.format(tie="self.head.weight = self.embedding.weight"),
-                TIED_LOOP.replace("model.to(device)", "model.to('cpu')"),
-            ),
-            (
-                IMPORTS,
-                TIED.format(tie="self.head.weight = self.embedding.weight"),
-                "model = Net().to(torch_xla.device())\nprint(model(x))",
-            ),
-            (
-                IMPORTS,
-                "from transformers import LlamaForCausalLM",
-                TIED_LOOP.replace("Net()", "LlamaForCausalLM.from_pretrained('x')"),
-            ),
+            (IMPORTS, loop(reduce=f"xm.reduce_gradients(optimizer)\n        {CLIP}"), TRAIN),
+            (IMPORTS, loop(reduce=f"{CLIP}\n        {REDUCE}"), ONE_CORE),
         ],
     ),
     "torch-checkpoint": (
         [
             (
-                IMPORTS,
-                "from torch.utils.checkpoint import checkpoint",
-                "device = torch_xla.device()",
-                "def forward(x):\n    return checkpoint(layer, x, use_reentrant=False)  # <-",
+                IMPORTS + "from torch.utils.checkpoint import checkpoint",
+                "def forward(x):\n    return checkpoint(layer, x.to('xla'))  # <-",
             ),
             (
-                IMPORTS,
-                "import torch.utils.checkpoint as cp",
-                "device = torch_xla.device()",
-                "y = cp.checkpoint_sequential(layers, 2, x)  # <-",
-            ),
-            (
-                IMPORTS,
-                "from transformers import AutoModel\nmodel = AutoModel.from_pretrained('a')",
+                IMPORTS + "from transformers import AutoModel",
                 "model.gradient_checkpointing_enable()  # <-\nmodel.to(torch_xla.device())",
             ),
             (
@@ -1102,157 +553,26 @@ class Net(nn.Module):
         [
             (
                 IMPORTS,
-                "from torch_xla.utils.checkpoint import checkpoint",
-                "device = torch_xla.device()",
-                "y = checkpoint(layer, x)",
-            ),
-            (
-                IMPORTS,
                 "try:\n    from torch_xla.utils.checkpoint import checkpoint\n"
                 "except ImportError:\n    from torch.utils.checkpoint import checkpoint",
-                "device = torch_xla.device()\ny = checkpoint(layer, x)",
+                "checkpoint(layer, x.to('xla'))",
             ),
-            (IMPORTS, "from torch.utils.checkpoint import checkpoint\ncheckpoint(layer, x)"),
-        ],
-    ),
-    "frozen-batch-norm": (
-        [
-            (
-                IMPORTS,
-                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
-                "        m.eval()  # <-",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "def freeze(m):\n    if 'BatchNorm' in type(m).__name__:\n        m.eval()  # <-\n"
-                "        m.weight.requires_grad = False\n        m.bias.requires_grad_(False)\n"
-                "model.apply(freeze)",
-                loop(),
-                TRAIN,
-            ),
-        ],
-        [
-            (IMPORTS, "model.eval()", loop(), TRAIN),
-            (
-                IMPORTS,
-                "for p in model.parameters():\n    p.requires_grad = False\n"
-                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
-                "        m.eval()",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "for m in model.modules():\n    if not isinstance(m, nn.BatchNorm2d):\n"
-                "        m.eval()",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "for m in model.modules():\n    if isinstance(m, nn.BatchNorm2d):\n"
-                "        m.eval()",
-                "print(model(x.to(torch_xla.device())))",
-            ),
-        ],
-    ),
-    "biased-variance": (
-        [
-            (
-                IMPORTS,
-                "size = 16\nloader = DataLoader(data, batch_size=size)",
-                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))  # <-",
-                loop(),
-                TRAIN,
-            ),
-        ],
-        [
-            (
-                IMPORTS,
-                "loader = DataLoader(data, batch_size=128)",
-                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "loader = DataLoader(data, batch_size=16)",
-                "model = nn.Sequential(nn.Conv1d(2, 2, 3), nn.BatchNorm1d(2))",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "loader = DataLoader(data, batch_size=16)",
-                "def never():\n    return nn.BatchNorm1d(2)\n"
-                "class Never(nn.Module):\n    def __init__(self):\n        nn.BatchNorm1d(2)",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "loader = DataLoader(data, batch_size=size())",
-                "model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
-                loop(),
-                TRAIN,
-            ),
+            (IMPORTS + "from torch.utils.checkpoint import checkpoint", "checkpoint(layer, x)"),
         ],
     ),
     "optimizer-before-device": (
+        [(IMPORTS, f"{MODEL}\n{SGD}  # <-\nmodel.to(torch_xla.device())")],
         [
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-model = nn.Linear(2, 2)
-optimizer = optim.SGD(model.parameters(), lr=0.1)  # <-
-model.to(device)
-""",
-            )
-        ],
-        [
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-model = nn.Linear(2, 2)
-model.to(device)
-optimizer = optim.SGD(model.parameters(), lr=0.1)
-""",
-            ),
-            (
-                IMPORTS,
-                """
-model = nn.Linear(2, 2)
-optimizer = optim.SGD(model.parameters(), lr=0.1)
-model.to('cpu')
-""",
-            ),
-            (
-                IMPORTS,
-                """
-device = torch_xla.device()
-model = nn.Linear(2, 2).to(device)
-optimizer = optim.SGD(model.parameters(), lr=0.1)
-""",
-                "model.to(device)",
-            ),
+            (IMPORTS, f"{MODEL}\nmodel.to(torch_xla.device())\n{SGD}"),
+            (IMPORTS, f"{MODEL}\n{SGD}\nmodel.to('cpu')"),
+            (IMPORTS, f"{MODEL}.to(torch_xla.device())\n{SGD}", "model.to(torch_xla.device())"),
         ],
     ),
     "changing-shape": (
         [
             (IMPORTS, loop("kept = loss[x > 0]  # <-"), TRAIN),
             (IMPORTS, loop("rows = torch.nonzero(x)  # <-"), TRAIN),
-            (
-                IMPORTS,
-                """
-class Net(nn.Module):
-    def forward(self, x):
-        return torch.unique(x)  # <-
-""",
-            ),
+            (IMPORTS, NET.format("return torch.unique(x)  # <-")),
         ],
         [
             (IMPORTS, loop("kept = torch.where(x > 0, loss, 0)"), TRAIN),
@@ -1262,69 +582,51 @@ class Net(nn.Module):
     ),
     "dynamic-padding": (
         [
-            (
-                IMPORTS,
-                "from transformers import DataCollatorWithPadding",
-                "collate = DataCollatorWithPadding(tokenizer)  # <-",
-            ),
+            (IMPORTS, "import transformers\ntransformers.DataCollatorWithPadding(tokenizer)  # <-"),
             (IMPORTS, "def collate(rows):\n    return tokenizer(rows, padding=True)  # <-"),
         ],
         [
-            (
-                IMPORTS,
-                "from transformers import DataCollatorWithPadding",
-                "collate = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64)",
-            ),
+            (IMPORTS, "import transformers\ntransformers.DataCollatorWithPadding(t, max_length=9)"),
             (IMPORTS, "def c(rows):\n    return tokenizer(rows, padding='max_length')"),
             ("def collate(rows):\n    return tokenizer(rows, padding=True)",),
         ],
     ),
     "collective-on-some-ranks": (
         [
-            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.rendezvous('x')  # <-"),
-            (
-                IMPORTS,
-                "%%tpu_train\nrank = xr.global_ordinal()\nif rank == 0:\n    dist.barrier()  # <-",
-            ),
-            (
-                IMPORTS,
-                "def f(i):\n    if i == 0:\n        xm.mesh_reduce('a', 1, sum)  # <-",
-                "xmp.spawn(f)",
-            ),
+            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.save({}, 'm.pt')  # <-"),
             *(
                 (IMPORTS, f"%%tpu_train --cores 8\nif {test}:\n    xm.rendezvous('x')  # <-")
                 for test in (
-                    "xr.world_size() == 1 or rank == 0",
-                    "xr.world_size() > 1 and rank == 0",
-                    "rank >= 1",
-                    "0 < rank",
-                    "rank in (0, 1, 2, 3)",
-                    "rank in range(4)",
-                    "rank == xr.world_size() - 1",
-                    "rank >= 0 and rank < 4",
+                    *("xm.is_master_ordinal()", "rank >= 1", "0 < rank", "rank in (0, 1, 2, 3)"),
+                    *("rank in range(4)", "rank == xr.world_size() - 1", "rank % 2", "not rank"),
+                    *("rank >= 0 and rank < 4", "rank == 0 and best", "is_main_process"),
+                    *("xr.world_size() == 1 or rank == 0", "xr.world_size() > 1 and rank == 0"),
                 )
             ),
             (IMPORTS, "%%tpu_train\nif rank in (0, 1, 2, 3):\n    xm.rendezvous('x')  # <-"),
-            (IMPORTS, "%%tpu_train\nif rank < 4:\n    xm.rendezvous('x')  # <-"),
+            (IMPORTS, "%%tpu_train\nr = xr.global_ordinal()\nif r < 4:\n    dist.barrier()  # <-"),
+            (
+                IMPORTS,
+                "def f(i):\n    if i == 0:\n        xm.rendezvous('x')  # <-",
+                "xmp.spawn(f)",
+            ),
+            (
+                IMPORTS,
+                "%%tpu_train\nif rank == 0:\n    xm.rendezvous('x')  # <-\n"
+                "elif rank == 1:\n    xm.rendezvous('x')  # <-",
+            ),
         ],
         [
             *(
                 (IMPORTS, f"%%tpu_train --cores=8\nif {test}:\n    xm.rendezvous('x')")
                 for test in (
-                    "rank >= 0",
-                    "0 <= xr.global_ordinal()",
-                    "not rank < 0 and epoch % 2 == 0",
-                    "rank < 8",
-                    "rank in (7, 0, 1, 2, 3, 4, 5, 6)",
-                    "rank in range(8) and rank != 9",
-                    "rank not in {0, 1, 2, 3, 4, 5, 6, 7}",
-                    "rank < xr.world_size()",
-                    "rank <= dist.get_world_size() - 1",
-                    "rank in range(world_size)",
-                    "rank in list(range(0, world_size))",
-                    "world_size == 1 and rank == 0",
-                    "xr.world_size() <= 1 and xm.is_master_ordinal()",
-                    "not (xr.world_size() > 1 or rank != 0)",
+                    *("rank >= 0", "0 <= xr.global_ordinal()", "rank < 8", "rank is not None"),
+                    *("not rank < 0 and epoch % 2 == 0", "rank in (7, 0, 1, 2, 3, 4, 5, 6)"),
+                    *("rank in range(8) and rank != 9", "rank not in {0, 1, 2, 3, 4, 5, 6, 7}"),
+                    *("rank < xr.world_size()", "rank <= dist.get_world_size() - 1"),
+                    *("rank in range(world_size)", "rank in list(range(0, world_size))"),
+                    *("world_size == 1 and rank == 0", "not (xr.world_size() > 1 or rank != 0)"),
+                    *("xr.world_size() > 1", "local_rank != -1"),
                 )
             ),
             (
@@ -1339,39 +641,22 @@ class Net(nn.Module):
             ),
             (
                 IMPORTS,
-                """
-%%tpu_train
-if not xm.is_master_ordinal():
-    xm.rendezvous('download')
-load()
-if xm.is_master_ordinal():
-    xm.rendezvous('download')
-""",
+                "%%tpu_train\nif not xm.is_master_ordinal():\n    xm.rendezvous('download')\n"
+                "load()\nif xm.is_master_ordinal():\n    xm.rendezvous('download')",
             ),
-            (IMPORTS, "%%tpu_train\nif xr.world_size() > 1:\n    xm.rendezvous('x')"),
-            (IMPORTS, "%%tpu_train\nif local_rank != -1:\n    dist.barrier()"),
-            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    print(1)\nxm.rendezvous('x')"),
-            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.rendezvous('x', b'', [0])"),
             (
                 IMPORTS,
-                "%%tpu_train\ng = dist.new_group([0, 1])\n"
-                "if dist.get_rank() < 2:\n    dist.all_reduce(x, group=g)",
+                "%%tpu_train\nif rank == 0:\n    xm.rendezvous('x')\nelse:\n    xm.rendezvous('x')",
             ),
+            (IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.rendezvous('x', b'', [0])"),
+            (IMPORTS, "%%tpu_train\nif dist.get_rank() < 2:\n    dist.all_reduce(x, group=g)"),
         ],
-    ),
-    "save-on-some-ranks": (
-        [(IMPORTS, "%%tpu_train\nif xm.is_master_ordinal():\n    xm.save({}, 'm.pt')  # <-")],
-        [(IMPORTS, "%%tpu_train\nif best:\n    xm.save({}, 'm.pt')")],
     ),
     "step-skipped": (
         [
             (
                 IMPORTS,
-                loop().replace(
-                    "        xm.optimizer_step",
-                    "        if torch.isnan(loss):\n            continue  # <-\n"
-                    "        xm.optimizer_step",
-                ),
+                loop(reduce=f"if torch.isnan(loss):\n            continue  # <-\n        {REDUCE}"),
                 TRAIN,
             )
         ],
@@ -1380,52 +665,16 @@ if xm.is_master_ordinal():
             (IMPORTS, loop("if loss.item() < 0.1:", "    break"), TRAIN),
         ],
     ),
-    "reduce-average": (
-        [(IMPORTS, "dist.all_reduce(x, op=dist.ReduceOp.AVG)  # <-")],
-        [(IMPORTS, "dist.all_reduce(x, op=dist.ReduceOp.SUM)")],
-    ),
-    "barrier-does-not-wait": (
-        [(IMPORTS, "%%tpu_train\ndist.barrier()  # <-")],
-        [
-            (IMPORTS, "%%tpu_train\nxm.rendezvous('x')"),
-            (IMPORTS, "%%tpu_train\ndist.barrier(group=gloo)"),
-        ],
-    ),
-    "sync-batch-norm": (
-        [(IMPORTS, "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # <-", TRAIN)],
-        [(IMPORTS, "model = nn.SyncBatchNorm.convert_sync_batchnorm(model)")],
-    ),
     "summed-gradients": (
         [
-            (
-                IMPORTS,
-                loop().replace(
-                    "xm.opt",
-                    "xm.all_reduce('sum', [p.grad for p in model.parameters()])  # <-\n"
-                    "        xm.opt",
-                ),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "%%tpu_train\nfor p in model.parameters():\n    dist.all_reduce(p.grad)  # <-",
-            ),
+            (IMPORTS, "%%tpu_train\ng = [p.grad for p in ps]\nxm.all_reduce('sum', g)  # <-"),
+            (IMPORTS, "%%tpu_train\nfor p in net.parameters():\n    dist.all_reduce(p.grad)  # <-"),
         ],
         [
+            (IMPORTS, "%%tpu_train\nxm.all_reduce(xm.REDUCE_SUM, [p.grad], scale=1 / n)"),
             (
                 IMPORTS,
-                "%%tpu_train\ngrads = [p.grad for p in model.parameters()]\n"
-                "xm.all_reduce(xm.REDUCE_SUM, grads, scale=1 / n)",
-            ),
-            (
-                IMPORTS,
-                "def step():\n    for p in model.parameters():\n"
-                "        dist.all_reduce(p.grad)\n        p.grad /= dist.get_world_size()",
-                "%%tpu_train\nstep()",
-            ),
-            (
-                IMPORTS,
-                "def step():\n    for p in model.parameters():\n        dist.all_reduce(p.grad)",
+                "def step():\n    dist.all_reduce(p.grad)",
                 "def lose(x):\n    return model(x) / xr.world_size()",
                 "%%tpu_train\nlose(x)\nstep()",
             ),
@@ -1433,73 +682,14 @@ if xm.is_master_ordinal():
             (IMPORTS, "%%tpu_train --cores 1\ndist.all_reduce(p.grad)"),
         ],
     ),
-    "rate-by-rank": (
-        [
-            (
-                IMPORTS,
-                "def f(i):\n    o = optim.SGD(m.parameters(), lr=0.1 * (i + 1))  # <-",
-                "%%tpu_train\ntorch_xla.launch(f)",
-            ),
-            (
-                IMPORTS,
-                "%%tpu_train\nrate = 0.1 if xr.global_ordinal() else 0.2\n"
-                "o = optim.SGD(m.parameters(), rate)  # <-",
-            ),
-        ],
-        [
-            (IMPORTS, "rank = 8", "%%tpu_train\no = optim.SGD(m.parameters(), lr=0.1 / rank)"),
-            (IMPORTS, "%%tpu_train\no = optim.SGD(m.parameters(), lr=0.1 * xr.world_size())"),
-        ],
-    ),
-    "seed-by-rank": (
-        [
-            (
-                IMPORTS,
-                loop()
-                .replace("device =", "torch.manual_seed(1 + index)\n    device =")
-                .replace("to(device)", "to(device)  # <-"),
-                TRAIN,
-            ),
-        ],
-        [
-            (
-                IMPORTS,
-                loop().replace("device =", "torch.manual_seed(1)\n    device ="),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop().replace("optimizer =", "torch.manual_seed(index)\n    optimizer =", 1),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop()
-                .replace("device =", "torch.manual_seed(index)\n    device =")
-                .replace("optimizer =", "xm.broadcast_master_param(model)\n    optimizer =", 1),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                loop().replace(
-                    "device =",
-                    "torch.manual_seed(index)\n    x = torch.rand(1)\n"
-                    "    torch.manual_seed(0)\n    device =",
-                ),
-                TRAIN,
-            ),
-        ],
-    ),
     "file-of-all-ranks": (
         [
             (
                 IMPORTS,
-                "path = 'log.txt'\ndef f(i):\n    with open(path, 'a') as file:  # <-\n"
-                "        file.write('x')",
+                "path = 'a'\ndef f(i):\n    open(path, 'a')  # <-",
                 "%%tpu_train\ntorch_xla.launch(f)",
             ),
             (IMPORTS, "%%tpu_train\ntorch.save(model.cpu().state_dict(), 'm.pt')  # <-"),
-            (IMPORTS, "%%tpu_train\nfor e in range(3):\n    frame.to_csv('out.csv')  # <-"),
             (IMPORTS, "def f(i):\n    open('a', 'w')  # <-", "torch_xla.launch(f)"),
         ],
         [
@@ -1507,13 +697,7 @@ if xm.is_master_ordinal():
             (IMPORTS, "%%tpu_train\nif should_write():\n    open('a', 'w')"),
             (IMPORTS, "%%tpu_train\nopen(f'{rank}.txt', 'w')\nopen('data.txt')"),
             (IMPORTS, "%%tpu_train --cores 1\nopen('a', 'w')"),
-            (IMPORTS, "open('a', 'w')", "%%tpu_train\nprint(1)"),
-            (IMPORTS, "def f():\n    open('a', 'w')", "%%tpu_train\nif main:\n    f()"),
-            (
-                IMPORTS,
-                "def f():\n    if rank:\n        return\n    open('a', 'w')",
-                "%%tpu_train\nf()",
-            ),
+            (IMPORTS, "def f():\n    if x: return\n    open('a', 'w')", "%%tpu_train\nf()"),
             (IMPORTS, "@rank_zero_only\ndef f():\n    open('a', 'w')", "%%tpu_train\nf()"),
             (IMPORTS, "%%tpu_train\nxm.save({}, 'm.pt')"),
         ],
@@ -1522,12 +706,6 @@ if xm.is_master_ordinal():
         [
             (IMPORTS, "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-", loop()),
             (IMPORTS, "loader = DataLoader(data, 8, sampler=sampler)  # <-", loop()),
-            (
-                "from torch.utils.data import DataLoader",
-                "loader = DataLoader(train_data, batch_size=8, shuffle=True)  # <-",
-                LIGHTNING.format("pass"),
-                FIT,
-            ),
         ],
         [
             (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)", loop()),
@@ -1535,51 +713,21 @@ if xm.is_master_ordinal():
             (IMPORTS, "shown = DataLoader(train_data, 4)\nx = next(iter(shown))", loop()),
             (IMPORTS, "loader = DataLoader(train_data, shuffle=True)", loop()),
             (IMPORTS, "made = DataLoader(train_data, 8, True)\nloader = shard(made)", loop()),
-            (IMPORTS, "loader = shard(DataLoader(train_data, 8, shuffle=True))", loop()),
         ],
     ),
     "no-sampler": (
+        [(IMPORTS, f"{LOADER}  # <-", loop(), TRAIN)],
         [
-            (
-                IMPORTS,
-                "loader = DataLoader(train_data, 8, shuffle=True, drop_last=True)  # <-",
-                loop(),
-                TRAIN,
-            )
-        ],
-        [
-            (
-                IMPORTS,
-                "s = DistributedSampler(d)\nloader = DataLoader(d, 8, sampler=s, drop_last=True)",
-                loop(),
-                TRAIN,
-            ),
-            (IMPORTS, "loader = DataLoader(train_data, 8, shuffle=True)", loop(), "train(0)"),
-            (
-                IMPORTS,
-                "loader = DataLoader(Rows(xr.global_ordinal()), 8, shuffle=True)",
-                loop(),
-                TRAIN,
-            ),
-            (
-                IMPORTS,
-                "rank = xr.global_ordinal()\nrows = rows[rank::8]",
-                "loader = DataLoader(rows, 8, shuffle=True)",
-                loop(),
-                TRAIN,
-            ),
+            (IMPORTS, "l = DataLoader(d, 8, sampler=DistributedSampler(d))", loop(), TRAIN),
+            (IMPORTS, LOADER, loop(), "train(0)"),
+            (IMPORTS, LOADER.replace("train_data", "Rows(xr.global_ordinal())"), loop(), TRAIN),
+            (IMPORTS, "rows = rows[xr.global_ordinal() :: 8]", LOADER, loop(), TRAIN),
         ],
     ),
     "sampler-and-shuffle": (
         [
-            (
-                IMPORTS,
-                "loader = DataLoader(d, 8, shuffle=True, sampler=DistributedSampler(d))  # <-",
-            ),
-            (
-                IMPORTS,
-                "s = DistributedSampler(d)\nl = DataLoader(d, shuffle=True, sampler=s)  # <-",
-            ),
+            (IMPORTS, "l = DataLoader(d, 8, shuffle=True, sampler=DistributedSampler(d))  # <-"),
+            (IMPORTS, "s = DistributedSampler(d)\nDataLoader(d, shuffle=True, sampler=s)  # <-"),
         ],
         [
             (IMPORTS, "loader = DataLoader(d, 8, shuffle=False, sampler=DistributedSampler(d))"),
@@ -1592,7 +740,7 @@ if xm.is_master_ordinal():
             (IMPORTS, "s = DistributedSampler(data)\ns.set_epoch(0)", loop(), TRAIN),
             (
                 IMPORTS + "from tpunb.training import Position",
-                "s = DistributedSampler(data)\nbatches = Position(DataLoader(data, sampler=s))",
+                "s = DistributedSampler(d)",
                 loop(),
                 TRAIN,
             ),
@@ -1602,29 +750,15 @@ if xm.is_master_ordinal():
     ),
     "unequal-batches": (
         [
-            (
-                IMPORTS,
-                "rank = xr.global_ordinal()",
-                "%%tpu_train\npart = rows[rank :: xr.world_size()]  # <-",
-            ),
+            (IMPORTS, "%%tpu_train\npart = rows[rank :: xr.world_size()]  # <-"),
             (IMPORTS, "%%tpu_train\npart = Subset(rows, range(rank, n, xr.world_size()))  # <-"),
-            (
-                IMPORTS,
-                "%%tpu_train\nown = list(range(rank, len(rows), world_size))  # <-\n"
-                "part = rows.select(own)",
-            ),
         ],
         [
-            (
-                IMPORTS,
-                "%%tpu_train\nrank = xr.global_ordinal()\npart = rows[rank * 8 : rank * 8 + 8]",
-            ),
-            (IMPORTS, "%%tpu_train\npart = rows[0::2]"),
+            (IMPORTS, "%%tpu_train\npart = rows[rank * 8 : rank * 8 + 8]"),
             (IMPORTS, "%%tpu_train\nfor i in range(rank, n, world_size):\n    print(i)"),
             (
                 IMPORTS,
-                "%%tpu_train\nm = n // world_size * world_size\n"
-                "part = Subset(rows, range(rank, m, world_size))",
+                "%%tpu_train\nm = n // 8 * 8\npart = Subset(rows, range(rank, m, world_size))",
             ),
             (IMPORTS, "%%tpu_train\nr = xr.global_ordinal()\npart = rows[r::n].to(device)"),
         ],
@@ -1633,8 +767,8 @@ if xm.is_master_ordinal():
         [
             (IMPORTS, "loader = DataLoader(d, 8, num_workers=16)  # <-", loop(), TRAIN),
             (
-                IMPORTS + "import os",
-                "loader = DataLoader(d, num_workers=os.cpu_count())  # <-",
+                IMPORTS,
+                "import os\nloader = DataLoader(d, num_workers=os.cpu_count())  # <-",
                 loop(),
                 TRAIN,
             ),
@@ -1642,13 +776,6 @@ if xm.is_master_ordinal():
         [
             (IMPORTS, "loader = DataLoader(d, 8, num_workers=2)", loop(), TRAIN),
             (IMPORTS, "loader = DataLoader(d, 8, num_workers=16)", loop(), "train(0)"),
-        ],
-    ),
-    "pin-memory": (
-        [(IMPORTS, "loader = DataLoader(d, pin_memory=True)  # <-")],
-        [
-            (IMPORTS, "loader = DataLoader(d, pin_memory=False)"),
-            ("from torch.utils.data import DataLoader\nloader = DataLoader(d, pin_memory=True)",),
         ],
     ),
     "torch-save-on-xla": (
@@ -1661,36 +788,28 @@ if xm.is_master_ordinal():
             (IMPORTS, loop() + "    xm.save(model.state_dict(), 'm.pt')", TRAIN),
             (
                 IMPORTS,
-                loop() + "    model.cpu()\n    torch.save(model.state_dict(), 'm.pt')",
-                TRAIN,
-            ),
-            (IMPORTS, loop() + "    torch.save(model.to('cpu').state_dict(), 'm.pt')", TRAIN),
-            (
-                IMPORTS,
-                loop()
-                + "    if USE_TPU:\n        xm.save(model.state_dict(), 'm.pt')\n"
-                + "    else:\n        torch.save(model.state_dict(), 'm.pt')",
+                loop() + "    if USE_GPU:\n        torch.save(model.state_dict(), 'm.pt')",
                 TRAIN,
             ),
         ],
     ),
     "load-to-xla": (
         [
-            (
-                IMPORTS,
-                "device = torch_xla.device()\ns = torch.load('m.pt', map_location=device)  # <-",
-            ),
+            (IMPORTS, "d = torch_xla.device()\ntorch.load('m.pt', map_location=d)  # <-"),
             (IMPORTS, "s = torch.load('m.pt', map_location='xla')  # <-"),
         ],
         [
             (IMPORTS, "s = torch.load('m.pt', map_location='cpu')"),
             (IMPORTS, "s = torch.load('m.pt', map_location=device)"),
-            (
-                IMPORTS,
-                "device = torch_xla.device()\n"
-                "s = torch.load('m.pt', map_location='cpu' if tpu else device)",
-            ),
+            (IMPORTS, "d = torch_xla.device()\ntorch.load('m', map_location='cpu' if tpu else d)"),
         ],
+    ),
+    "ddp-arguments": (
+        [
+            (IMPORTS, DDP, "m = DDP(m, gradient_as_bucket_view=True)  # <-"),
+            (IMPORTS, DDP, "m = DDP(m, device_ids=[rank])  # <-"),
+        ],
+        [(IMPORTS, DDP, "DDP(m)\nDDP(m, device_ids=[0], gradient_as_bucket_view=False)")],
     ),
 }
 """Rule → (notebooks that violate it, near misses)."""

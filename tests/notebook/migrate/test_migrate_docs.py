@@ -11,7 +11,7 @@ from tpunb.notebook import removed_apis
 DOCS = Path(__file__).parents[3] / "docs" / "migrate.md"
 
 
-@pytest.mark.parametrize("table", ["NAMES", "ARGUMENTS", "MODULES", "VARIABLES"])
+@pytest.mark.parametrize("table", ["NAMES", "MODULES", "VARIABLES"])
 def test_each_row_of_the_code_is_in_the_docs(table: str) -> None:
     lines = DOCS.read_text().splitlines()
     for row in getattr(removed_apis, table):
@@ -21,10 +21,5 @@ def test_each_row_of_the_code_is_in_the_docs(table: str) -> None:
 
 def test_the_docs_have_no_other_rows() -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    tables = (
-        removed_apis.NAMES,
-        removed_apis.ARGUMENTS,
-        removed_apis.MODULES,
-        removed_apis.VARIABLES,
-    )
+    tables = (removed_apis.NAMES, removed_apis.MODULES, removed_apis.VARIABLES)
     assert len(rows) == sum(map(len, tables))

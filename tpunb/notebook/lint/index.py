@@ -317,20 +317,6 @@ class NotebookIndex:
                 programs.append(Program(None, launched, self.one_process(site)))
         return programs
 
-    @cached_property
-    def live(self) -> set[int]:
-        """The functions, by their node's id(), that any cell of a run reaches by name."""
-        outside = [s for s in self.sites.calls if s.frame.function is None]
-        start = [function for site in outside for function in self.runs(site)]
-        for name, functions in self._named.items():
-            if any(site.frame.function is None for site in self.sites.loads(name)):
-                start += functions
-        return self._reached(start).union(*(program.functions for program in self.programs))
-
-    def is_live(self, site: Site) -> bool:
-        """Whether a site is at the top level of a cell, or in a function that something calls."""
-        return site.frame.function is None or _is_in(site, self.live)
-
     def _reached(self, todo: list[DefinedFunction]) -> set[int]:
         """These functions and those that they reach by name, by their node's id()."""
         entered: set[int] = set()

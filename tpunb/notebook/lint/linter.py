@@ -91,24 +91,23 @@ def _lint(
         for hit in rule.check(notebook):
             if hit.cell.part == "kernel" and not rule.kernel:
                 continue
-            finding = _finding(rule, hit, reachability)
-            own, below = _place(notebook, hit, train)
-            finding = replace(finding, own=own, below=below)
+            finding = _finding(rule, hit, reachability, *_place(notebook, hit, train))
             if not suppressions[hit.cell.index].covers(rule.id, finding.line):
                 worst = SEVERITIES.index(finding.severity)
                 key = (hit.cell.index, finding.line, worst, rule.id, finding.message)
                 findings.setdefault(key, finding)
     for cell in cells:
-        for line, name in _unknown(suppressions[cell.index]):
-            findings[cell.index, line, len(SEVERITIES), UNKNOWN, name] = Finding(
-                UNKNOWN,
-                "hint",
-                cell.number,
-                line,
-                f"there is no rule {name!r} to ignore",
-                "remove it, or use the id of a rule in docs/lint.md",
-                source=cell.lines[line - 1],
-            )
+        for line, name in suppressions[cell.index].named:
+            if name not in RULES:
+                findings[cell.index, line, len(SEVERITIES), UNKNOWN, name] = Finding(
+                    UNKNOWN,
+                    "hint",
+                    cell.number,
+                    line,
+                    f"there is no rule {name!r} to ignore",
+                    "remove it, or use the id of a rule in docs/lint.md",
+                    source=cell.lines[line - 1],
+                )
     notebook.close()
     return [findings[key] for key in sorted(findings)]
 
@@ -123,7 +122,7 @@ def _place(notebook: NotebookIndex, hit: Hit, train: int | None) -> tuple[bool, 
     return reached or cell.index == train, hit.cell.index > train
 
 
-def _finding(rule: Rule, hit: Hit, reachability: Reachability) -> Finding:
+def _finding(rule: Rule, hit: Hit, reachability: Reachability, own: bool, below: bool) -> Finding:
     cell = hit.cell
     line = min(max(hit.line, 1), len(cell.lines))
     severity = hit.severity or rule.severity
@@ -134,24 +133,19 @@ def _finding(rule: Rule, hit: Hit, reachability: Reachability) -> Finding:
         and reachability.reaches(hit.where or hit.at)
         and reachability.names_are_sure(hit.at, of_object=hit.of_object)
     )
-    fix = hit.fix or rule.fix
     return Finding(
         rule.id,
         severity,
         cell.number,
         line,
         hit.message,
-        fix,
+        hit.fix or rule.fix,
         certain,
         hit.several,
-        source=cell.lines[line - 1],
+        own,
+        below,
+        cell.lines[line - 1],
     )
-
-
-def _unknown(suppressions: Suppressions) -> Iterator[tuple[int, str]]:
-    for line, name in suppressions.named:
-        if name not in RULES:
-            yield line, name
 
 
 _IGNORE = re.compile(r"#\s*tpunb:\s*ignore(?:\[([^\]]*)\])?")
@@ -179,8 +173,13 @@ def _read_suppressions(cell: ParsedCell) -> Suppressions:
     suppressions = Suppressions()
     if not any("tpunb:" in line for line in cell.lines):
         return suppressions
-    top = min((node.lineno for node in cell.tree.body), default=len(cell.lines) + 1)
-    in_line: dict[int, RuleIds] = {}
+    ends: dict[int, int] = {}
+    """The first line of each statement → its last; of a compound statement, that of its head."""
+    for node in ast.walk(cell.tree):
+        if isinstance(node, ast.stmt | ast.ExceptHandler):
+            body = getattr(node, "body", None)
+            ends.setdefault(node.lineno, body[0].lineno - 1 if body else node.end_lineno or 0)
+    top = min(ends, default=len(cell.lines) + 1)
     for line, alone, comment in _comments(cell):
         match = _IGNORE.search(comment)
         if match is None:
@@ -190,10 +189,8 @@ def _read_suppressions(cell: ParsedCell) -> Suppressions:
         rules = frozenset(names) if match[1] is not None else _ALL_RULES
         if alone and line < top:
             suppressions.cell |= rules
-        else:
-            in_line[line] = in_line.get(line, frozenset()) | rules
-    for line, rules in in_line.items():
-        for covered in _statement(cell.tree, line):
+            continue
+        for covered in range(line, max(ends.get(line, line), line) + 1):
             suppressions.lines[covered] = suppressions.lines.get(covered, frozenset()) | rules
     return suppressions
 
@@ -215,23 +212,3 @@ def _comments(cell: ParsedCell) -> Iterator[tuple[int, bool, str]]:
                 yield token.start[0], alone, token.string
     except (tokenize.TokenError, SyntaxError):
         return  # not Python: the comments up to here are kept
-
-
-def _statement(tree: ast.Module, line: int) -> range:
-    """The lines to which a comment in a line applies: the statement that starts there (only the
-    head of a compound statement), otherwise just the line.
-    """
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.stmt | ast.ExceptHandler):
-                if child.lineno == line:
-                    block = getattr(child, "body", None)
-                    end = block[0].lineno - 1 if block else child.end_lineno or line
-                    return range(line, max(end, line) + 1)
-                if child.lineno < line <= (child.end_lineno or line):
-                    todo.append(child)
-            elif isinstance(child, ast.match_case):
-                todo.append(child)
-    return range(line, line + 1)

@@ -54,10 +54,8 @@ class Rule:
     severity: Severity
     what: str
     """A short description of the code that violates the rule."""
-    fact: str
-    """Why it matters on a TPU."""
-    source: str
-    """The evidence for the fact: a measurement, a file of torch_xla, an issue."""
+    why: str
+    """Why it matters on a TPU, with the evidence: a measurement, a file of torch_xla, an issue."""
     fix: str
     check: Check
     kernel: bool = False
@@ -72,8 +70,7 @@ def rule(
     severity: Severity,
     *,
     what: str,
-    fact: str,
-    source: str,
+    why: str,
     fix: str,
     kernel: bool = False,
 ) -> Callable[[Check], Check]:
@@ -82,7 +79,7 @@ def rule(
     def add(check: Check) -> Check:
         if id in RULES:
             raise ValueError(f"two rules have the id {id!r}")
-        RULES[id] = Rule(id, severity, what, fact, source, fix, check, kernel)
+        RULES[id] = Rule(id, severity, what, why, fix, check, kernel)
         return check
 
     return add
@@ -92,12 +89,6 @@ def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
     rows = ["| rule | severity | finds | why | what to do |", "|---|---|---|---|---|"]
     for entry in RULES.values():
-        cells = (
-            f"`{entry.id}`",
-            entry.severity,
-            entry.what,
-            f"{entry.fact} ({entry.source})",
-            entry.fix,
-        )
+        cells = (f"`{entry.id}`", entry.severity, entry.what, entry.why, entry.fix)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"

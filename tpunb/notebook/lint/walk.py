@@ -237,7 +237,6 @@ class Sites:
         self.imports: list[Site] = []
         self.assigns: list[Site] = []
         self.loops: list[Site] = []
-        self.branches: list[Site] = []
         self.jumps: list[Site] = []
         self.subscripts: list[Site] = []
         self.leaves: list[Site] = []
@@ -258,7 +257,6 @@ class Sites:
             ast.For: self.loops.append,
             ast.AsyncFor: self.loops.append,
             ast.While: self.loops.append,
-            ast.If: self.branches.append,
             ast.Break: self.jumps.append,
             ast.Continue: self.jumps.append,
             ast.Subscript: self.subscripts.append,

@@ -7,27 +7,14 @@ from tpunb.notebook.lint.checks import (
     environment,
     hardware,
     loops,
-    modules,
     old_names,
     saving,
     shapes,
-    spmd,
     starting,
     undefined,
 )
 
-__all__ = [
-    "cells",
-    "collectives",
-    "data",
-    "environment",
-    "hardware",
-    "loops",
-    "modules",
-    "old_names",
-    "saving",
-    "shapes",
-    "spmd",
-    "starting",
-    "undefined",
-]
+MODULES = (
+    *(cells, collectives, data, environment, hardware, loops, old_names, saving, shapes),
+    *(starting, undefined),
+)

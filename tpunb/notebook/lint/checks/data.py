@@ -6,48 +6,46 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.checks.sites import constant, has_spread
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part, words
+from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
 EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
-SAMPLERS = {
+SAMPLERS = (
     "torch.utils.data.distributed.DistributedSampler",
     "torch.utils.data.DistributedSampler",
-}
+)
 
 
 def _given(node: ast.expr | None) -> bool:
     """Whether an argument is present and not None or False."""
-    return node is not None and not (isinstance(node, ast.Constant) and not node.value)
+    return node is not None and literal(node) not in (None, False)
 
 
-def _spread(node: ast.Call) -> bool:
-    return any(word.arg is None for word in node.keywords) or any(
-        isinstance(part, ast.Starred) for part in node.args
-    )
+def _loads(notebook: NotebookIndex, site: Site) -> list[Site]:
+    """The sites that read the names to which the result of a call is assigned."""
+    names = notebook.names_of(call(site))
+    return [load for name in names for load in notebook.sites.loads(name)]
 
 
 def _training(notebook: NotebookIndex, site: Site) -> bool:
     """Whether a DataLoader is for training, judged by names."""
     node = call(site)
-    names = words(node.args[0]) if node.args else set()
-    dataset = argument(node, "dataset")
-    names |= words(dataset) if dataset is not None else set()
-    names |= {name.lower() for name in notebook.names_of(node)}
-    shuffle = argument(node, "shuffle", 2)
-    in_order = isinstance(shuffle, ast.Constant) and shuffle.value is False
-    function = site.frame.function
-    if function is not None and not in_order:
-        names.add(function.name.lower())
     if not _is_used(notebook, site):
         return False
+    dataset, shuffle = argument(node, "dataset", 0), argument(node, "shuffle", 2)
+    names = words(dataset) if dataset is not None else set()
+    names |= {name.lower() for name in notebook.names_of(node)}
+    function = site.frame.function
+    if function is not None and literal(shuffle) is not False:
+        names.add(function.name.lower())
     if any("train" in name for name in names):
         return not any(EVALUATION.search(name) for name in names if "train" not in name)
     if any(EVALUATION.search(name) for name in names):
         return False
-    return _given(argument(node, "shuffle", 2)) or _given(argument(node, "sampler", 3))
+    return _given(shuffle) or _given(argument(node, "sampler", 3))
 
 
 def _is_used(notebook: NotebookIndex, site: Site) -> bool:
@@ -55,7 +53,7 @@ def _is_used(notebook: NotebookIndex, site: Site) -> bool:
     names = notebook.names_of(call(site))
     if not names or any("." in name for name in names):
         return True
-    for load in (load for name in names for load in notebook.sites.loads(name)):
+    for load in _loads(notebook, site):
         takers = notebook.calls_taking(load)
         if not takers or last_part(takers[0].func) not in ("iter", "len", "print"):
             return True
@@ -66,29 +64,25 @@ def _is_used(notebook: NotebookIndex, site: Site) -> bool:
 
 def _sharded(notebook: NotebookIndex, site: Site) -> bool:
     """Whether a loader is passed to `tpunb.training.shard`, which makes all its batches full."""
-    names = notebook.names_of(call(site))
-    places = [site, *(load for name in names for load in notebook.sites.loads(name))]
-    return any(
-        last_part(taker.func) == "shard" for at in places for taker in notebook.calls_taking(at)
-    )
+    takers = (t for at in (site, *_loads(notebook, site)) for t in notebook.calls_taking(at))
+    return any(last_part(taker.func) == "shard" for taker in takers)
 
 
 def _drops(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether the last, smaller batch is or may be dropped."""
+    """Whether the last, smaller batch is or may be dropped, or there is none."""
     node = call(site)
     value = argument(node, "drop_last", 8)
     if value is not None:
-        return not (isinstance(value, ast.Constant) and value.value is False)
-    if _spread(node) or _given(argument(node, "batch_sampler", 4)):
+        return literal(value) is not False
+    if has_spread(node) or any(isinstance(part, ast.Starred) for part in node.args):
         return True
     size = argument(node, "batch_size", 1)
-    # One sample per batch, explicitly or by default.
-    if size is None or (isinstance(size, ast.Constant) and size.value in (1, None)):
+    if _given(argument(node, "batch_sampler", 4)) or size is None or literal(size) in (1, None):
         return True
     sampler = argument(node, "sampler", 3)
-    values = [sampler]
+    values: list[ast.AST | None] = [sampler]
     if isinstance(sampler, ast.Name):
-        values = [v.node for v in notebook.values(sampler.id, site.frame)]  # type: ignore[misc]
+        values = [value.node for value in notebook.values(sampler.id, site.frame)]
     return any(
         isinstance(v, ast.Call)
         and last_part(v.func) in ("RandomSampler", "WeightedRandomSampler")
@@ -101,9 +95,9 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     "last-batch",
     "warning",
     what="a training DataLoader that keeps the last, smaller batch",
-    fact="its shape needs a second program, which takes as long to compile as the first; if ranks "
-    "have batches of different sizes, their collectives do not match",
-    source="pytorch/xla#1368 on recompilation, #2020 on a hang at the end of an epoch",
+    why="its shape needs a second program, which takes as long to compile as the first; if ranks "
+    "have batches of different sizes, their collectives do not match (pytorch/xla#1368 on "
+    "recompilation, #2020 on a hang at the end of an epoch)",
     fix="write drop_last=True",
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -122,8 +116,8 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     "no-sampler",
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
-    fact="every core processes all of the data, so an epoch takes as long as on one core",
-    source="torch.utils.data: a DataLoader does not know of ranks",
+    why="every core processes all of the data, so an epoch takes as long as on one core "
+    "(torch.utils.data: a DataLoader does not know of ranks)",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
 )
@@ -135,24 +129,24 @@ def _no_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
         node = call(site)
         own = _given(argument(node, "sampler", 3)) or _given(argument(node, "batch_sampler", 4))
-        own = own or any(_takes_rank(notebook, value) for value in _dataset(notebook, site))
-        if own or _spread(node) or not _training(notebook, site) or not _launched(notebook, site):
+        if own or has_spread(node) or _takes_rank(notebook, site):
             continue
-        yield Hit(site, "every core loads all of the data")
+        if _training(notebook, site) and _launched(notebook, site):
+            yield Hit(site, "every core loads all of the data")
 
 
-def _dataset(notebook: NotebookIndex, site: Site) -> list[Site]:
-    """The possible values of a DataLoader's data set."""
+def _takes_rank(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether the data set of a loader is constructed for a rank: `Rows(index)`."""
     given = argument(call(site), "dataset", 0)
+    values = [] if given is None else [Site(given, site.frame)]
     if isinstance(given, ast.Name):
-        return notebook.values(given.id, site.frame)
-    return [] if given is None else [Site(given, site.frame)]
-
-
-def _takes_rank(notebook: NotebookIndex, value: Site) -> bool:
-    """Whether a data set is constructed for a rank: `Rows(index)`."""
-    parts = [*value.node.args] if isinstance(value.node, ast.Call) else []
-    return any(notebook.depends_on_rank(part, value) for part in parts)
+        values = notebook.values(given.id, site.frame)
+    return any(
+        notebook.depends_on_rank(part, value)
+        for value in values
+        if isinstance(value.node, ast.Call)
+        for part in value.node.args
+    )
 
 
 def _divided(notebook: NotebookIndex) -> bool:
@@ -170,44 +164,36 @@ def _divided(notebook: NotebookIndex) -> bool:
 
 def _launched(notebook: NotebookIndex, site: Site) -> bool:
     """Whether ranks train with a loader: they construct it or read its name."""
-    if notebook.in_rank(site):
-        return True
-    names = notebook.names_of(call(site))
-    return any(notebook.in_rank(load) for name in names for load in notebook.sites.loads(name))
+    return any(notebook.in_rank(at) for at in (site, *_loads(notebook, site)))
 
 
 @rule(
     "sampler-and-shuffle",
     "error",
     what="a DataLoader with `shuffle=True` and a sampler",
-    fact="ValueError: sampler option is mutually exclusive with shuffle",
-    source="torch 2.9.0 utils/data/dataloader.py",
+    why="ValueError: sampler option is mutually exclusive with shuffle (torch 2.9.0 "
+    "utils/data/dataloader.py)",
     fix="let the sampler shuffle: `DistributedSampler(..., shuffle=True)`",
 )
 def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
         node = call(site)
-        shuffle = argument(node, "shuffle", 2)
         sampler = argument(node, "sampler", 3)
-        if not (isinstance(shuffle, ast.Constant) and shuffle.value is True) or sampler is None:
+        if literal(argument(node, "shuffle", 2)) is not True or sampler is None:
             continue
         values: list[ast.AST] = [sampler]
         if isinstance(sampler, ast.Name):
             values = [value.node for value in notebook.values(sampler.id, site.frame)]
         if values and all(isinstance(value, ast.Call) for value in values):
-            yield Hit(
-                site,
-                "shuffle=True and a sampler are mutually exclusive",
-                certain=isinstance(sampler, ast.Call),
-            )
+            message = "shuffle=True and a sampler are mutually exclusive"
+            yield Hit(site, message, certain=isinstance(sampler, ast.Call))
 
 
 @rule(
     "set-epoch",
     "hint",
     what="a DistributedSampler whose `set_epoch` is never called",
-    fact="every epoch then uses the data in the same order",
-    source="torch 2.9.0 utils/data/distributed.py",
+    why="every epoch then uses the data in the same order (torch 2.9.0 utils/data/distributed.py)",
     fix="call `sampler.set_epoch(epoch)` at the beginning of each epoch",
 )
 def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -215,16 +201,13 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     if notebook.mentions("tpunb.training.Position"):  # calls set_epoch itself
         return
-    for site in notebook.calls_of(*sorted(SAMPLERS)):
+    for site in notebook.calls_of(*SAMPLERS):
         node = call(site)
-        shuffle = argument(node, "shuffle", 3)
-        if isinstance(shuffle, ast.Constant) and shuffle.value is False:
-            continue
         names = {name.lower() for name in notebook.names_of(node)}
         names |= words(node.args[0]) if node.args else set()
-        if any(EVALUATION.search(name) and "train" not in name for name in names):
-            continue
-        yield Hit(site, "without set_epoch all epochs use the data in the same order")
+        evaluates = any(EVALUATION.search(name) and "train" not in name for name in names)
+        if literal(argument(node, "shuffle", 3)) is not False and not evaluates:
+            yield Hit(site, "without set_epoch all epochs use the data in the same order")
 
 
 @rule(
@@ -232,46 +215,47 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
     "warning",
     what="data divided among the ranks with `data[rank::world_size]`, or "
     "`Subset(data, range(rank, n, world_size))`",
-    fact="if the length is not divisible, the parts differ by one sample; if that adds a batch on "
-    "some ranks, the others never reach its collectives: the run hangs",
-    source="torch 2.9.0 utils/data/distributed.py pads for this reason; not measured on a TPU",
+    why="if the length is not divisible, the parts differ by one sample; if that adds a batch on "
+    "some ranks, the others never reach its collectives: the run hangs (torch 2.9.0 "
+    "utils/data/distributed.py pads for this reason; not measured on a TPU)",
     fix="use DistributedSampler, or shorten to `len(data) // world_size * world_size` first",
 )
 def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.multi:
-        return
+    if notebook.multi:
+        for site, start, step in [*_strides(notebook), *_ranges(notebook)]:
+            counts = isinstance(step, ast.Name) or any(
+                "world" in word or "replicas" in word for word in words(step)
+            )
+            if counts and notebook.depends_on_rank(start, site) and notebook.in_rank(site):
+                shown = ast.unparse(site.node)
+                yield Hit(site, f"`{shown}` may have a different length on each rank")
+
+
+def _strides(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
+    """Yield slices like `data[rank::n]` with start and step."""
     # `data[rank::n].to(device)` is one batch, not several.
-    moved = {
-        id(function.value)
-        for site in notebook.called.get("to", ())
-        if isinstance(function := call(site).func, ast.Attribute)
-    }
+    moved = {id(getattr(call(site).func, "value", None)) for site in notebook.called.get("to", ())}
     for site in notebook.sites.subscripts:
         cut = site.node
         assert isinstance(cut, ast.Subscript)
-        if not isinstance(cut.slice, ast.Slice) or not isinstance(cut.ctx, ast.Load):
-            continue
-        if cut.slice.step is None or cut.slice.lower is None or cut.slice.upper is not None:
-            continue
-        if id(cut) in moved:
-            continue
-        start, step = cut.slice.lower, cut.slice.step
-        if not notebook.depends_on_rank(start, site) or not (
-            _counts(step) or isinstance(step, ast.Name)
-        ):
-            continue
-        if notebook.in_rank(site):
-            yield Hit(site, f"`{ast.unparse(cut)}` may have a different length on each rank")
+        match cut.slice:
+            case ast.Slice(lower=ast.expr() as start, upper=None, step=ast.expr() as step):
+                if isinstance(cut.ctx, ast.Load) and id(cut) not in moved:
+                    yield site, start, step
+
+
+def _ranges(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
+    """Yield ranges that select a part of a data set, with start and step, unless the end is
+    rounded.
+    """
     for site in notebook.calls_of("range"):
-        node = call(site)
-        if len(node.args) != 3 or not notebook.in_rank(site) or not _selects(notebook, site):
+        parts = call(site).args
+        if len(parts) != 3 or not _selects(notebook, site):
             continue
-        start, end, step = node.args
+        start, end, step = parts
         ends = [end, *(v.node for v in notebook.values(dotted(end), site.frame) if dotted(end))]
-        cut_off = any(isinstance(p, ast.FloorDiv | ast.Mod) for e in ends for p in ast.walk(e))
-        counts = _counts(step) or isinstance(step, ast.Name)
-        if notebook.depends_on_rank(start, site) and counts and not cut_off:
-            yield Hit(site, f"`{ast.unparse(node)}` may have a different length on each rank")
+        if not any(isinstance(p, ast.FloorDiv | ast.Mod) for e in ends for p in ast.walk(e)):
+            yield site, start, step
 
 
 def _selects(notebook: NotebookIndex, site: Site) -> bool:
@@ -280,26 +264,20 @@ def _selects(notebook: NotebookIndex, site: Site) -> bool:
     while todo:
         value = todo.pop()
         loads = [load for n in notebook.names_of(value) for load in notebook.sites.loads(n)]
-        for place in (Site(value, site.frame), *loads):
-            takers += (found := notebook.calls_taking(place))
+        for at in (Site(value, site.frame), *loads):
+            takers += (found := notebook.calls_taking(at))
             todo += [taker for taker in found if last_part(taker.func) in ("list", "tuple")]
-    return any(last_part(taker.func) in _SUBSETS for taker in takers)
-
-
-_SUBSETS = ("Subset", "SubsetRandomSampler", "select")
-
-
-def _counts(node: ast.expr) -> bool:
-    return any("world" in word or "replicas" in word for word in words(node))
+    subsets = ("Subset", "SubsetRandomSampler", "select")
+    return any(last_part(taker.func) in subsets for taker in takers)
 
 
 @rule(
     "many-workers",
     "warning",
     what="a DataLoader with 8 or more workers on each of several cores",
-    fact="every rank starts that many: 8 ranks with 8 workers are 64 processes, which share the "
-    "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer)",
-    source="pytorch/xla#2690 and others like it",
+    why="every rank starts that many: 8 ranks with 8 workers are 64 processes, which share the "
+    "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer) "
+    "(pytorch/xla#2690 and others like it)",
     fix="use num_workers=2 or fewer per core",
 )
 def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -307,31 +285,8 @@ def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     for site in notebook.data_loaders:
         value = argument(call(site), "num_workers", 5)
-        if isinstance(value, ast.Name):
-            loaders = [v.node for v in notebook.values(value.id, site.frame)]
-            value = (
-                loaders[0] if len(loaders) == 1 and isinstance(loaders[0], ast.Constant) else None
-            )
-        count = value.value if isinstance(value, ast.Constant) else None
+        count = constant(notebook, value, site)
         everywhere = isinstance(value, ast.Call) and last_part(value.func) == "cpu_count"
         if ((type(count) is int and count >= 8) or everywhere) and _launched(notebook, site):
-            shown = "as many workers as there are CPUs" if everywhere else f"{count!r} workers"
+            shown = "as many workers as there are CPUs" if everywhere else f"{count} workers"
             yield Hit(site, f"each rank starts {shown} of its own")
-
-
-@rule(
-    "pin-memory",
-    "hint",
-    what="`pin_memory=True` in a notebook for TPUs",
-    fact="it only warns that no accelerator is found, and does not speed up copies",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
-    fix="remove it",
-)
-def _pin_memory(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla:
-        return
-    for site in notebook.data_loaders:
-        value = argument(call(site), "pin_memory", 7)
-        if isinstance(value, ast.Constant) and value.value is True:
-            yield Hit(site, "pinned memory only helps with GPUs")
-            return

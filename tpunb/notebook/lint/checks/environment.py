@@ -1,16 +1,15 @@
-"""Lint rules on environment variables and shell commands."""
+"""Lint rules on environment variables, shell commands, and libraries that take the TPU."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
-from weakref import WeakKeyDictionary
 
 from tpunb.notebook import removed_apis, torch_installs
-from tpunb.notebook.lint.findings import Severity
+from tpunb.notebook.lint.checks.sites import place
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, literal
+from tpunb.notebook.lint.names import call
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import ParsedCell, Site
 
@@ -19,54 +18,50 @@ SET = re.compile(
 )
 MAGIC = re.compile(r"^\s*%(?:env|set_env)\s+([A-Z][A-Z0-9_]{3,})\s+(\S+)")
 EXPORT = re.compile(r"^\s*(?:!\s*)?export\s+([A-Za-z_]\w*)=(\S*)\s*$")
+BF16 = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 OFF = {"0", "", "false", "False"}
 
 Place = Site | tuple[ParsedCell, int]
-
-
 Variable = tuple[Place, str, str | None]
-_found: WeakKeyDictionary[NotebookIndex, list[Variable]] = WeakKeyDictionary()
+"""An environment variable that is set: place, name and value (None if unknown)."""
 
 
-def _variables(notebook: NotebookIndex) -> list[Variable]:
-    """Each environment variable that is set: place, name and value (None if unknown)."""
-    if notebook not in _found:
-        _found[notebook] = list(_settings(notebook))
-    return _found[notebook]
-
-
-def _settings(notebook: NotebookIndex) -> Iterator[Variable]:
+def _commands(notebook: NotebookIndex) -> Iterator[tuple[tuple[ParsedCell, int], str]]:
+    """Yield place and text of each shell command and magic, except comments."""
     for cell in notebook.cells:
-        lost = {line for line, _, _ in _lost_exports(cell)}
         for line, text in cell.commands():
-            # shell-export reports an export that nothing uses.
-            if text.lstrip().startswith("#") or line in lost:
-                continue
+            if not text.lstrip().startswith("#"):
+                yield (cell, line), text
+
+
+def _variables(notebook: NotebookIndex) -> Iterator[Variable]:
+    lost = {(cell.index, line) for cell, line, _, _ in _lost_exports(notebook)}
+    for (cell, line), text in _commands(notebook):
+        if (cell.index, line) not in lost:  # shell-export reports these
             for match in [*SET.finditer(text), *MAGIC.finditer(text)]:
                 yield (cell, line), match[1], match[2].strip("\"'")
+    for site, name, value in _set_in_python(notebook):
+        if (known := _text(name)) is not None:
+            yield site, known, _text(value)
+
+
+def _set_in_python(
+    notebook: NotebookIndex,
+) -> Iterator[tuple[Site, ast.expr | None, ast.expr | None]]:
     for site in notebook.sites.assigns:
-        node = site.node
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
+        for target in site.node.targets if isinstance(site.node, ast.Assign) else ():
             if isinstance(target, ast.Subscript) and _is_environ(notebook, target.value, site):
-                name = _text(target.slice)
-                if name is not None:
-                    yield site, name, _text(node.value)
+                yield site, target.slice, site.node.value  # type: ignore[attr-defined]
     for site in notebook.calls_of("os.environ.setdefault", "os.putenv"):
-        name = _text(call(site).args[0]) if len(call(site).args) > 1 else None
-        if name is not None:
-            yield site, name, _text(call(site).args[1])
+        if len(given := call(site).args) > 1:
+            yield site, given[0], given[1]
     for site in notebook.calls_of("os.environ.update"):
         for word in call(site).keywords:
-            if word.arg:
-                yield site, word.arg, _text(word.value)
-        for given in call(site).args:
-            if isinstance(given, ast.Dict):
-                for key, value in zip(given.keys, given.values, strict=True):
-                    name = _text(key)
-                    if name is not None:
-                        yield site, name, _text(value)
+            yield site, ast.Constant(word.arg), word.value
+        for part in call(site).args:
+            if isinstance(part, ast.Dict):
+                for key, value in zip(part.keys, part.values, strict=True):
+                    yield site, key, value
 
 
 def _is_environ(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
@@ -83,49 +78,48 @@ def _text(node: ast.expr | None) -> str | None:
     "shell-export",
     "warning",
     what="`!export NAME=value`",
-    fact="it sets the variable in a shell that ends with the line: neither the notebook nor a run "
-    "sees it",
-    source="IPython runs every `!` line in a new shell",
+    why="it sets the variable in a shell that ends with the line: neither the notebook nor a run "
+    "sees it (IPython runs every `!` line in a new shell)",
     fix="write `%env NAME=value`",
     kernel=True,
 )
 def _shell_export(notebook: NotebookIndex) -> Iterator[Hit]:
+    for cell, line, name, value in _lost_exports(notebook):
+        bad = removed_apis.lookup_variable(name) is not None
+        fix = "remove it" if bad else f"write `%env {name}={value}`"
+        yield Hit((cell, line), f"{name} is set in a shell that ends at once", fix)
+
+
+def _lost_exports(notebook: NotebookIndex) -> Iterator[tuple[ParsedCell, int, str, str]]:
+    """Yield exported variables that nothing in the same shell can use: place, name, value."""
     for cell in notebook.cells:
-        for line, name, value in _lost_exports(cell):
-            bad = removed_apis.lookup_variable(name) is not None
-            fix = "remove it" if bad else f"write `%env {name}={value}`"
-            yield Hit((cell, line), f"{name} is set in a shell that ends at once", fix)
-
-
-def _lost_exports(cell: ParsedCell) -> Iterator[tuple[int, str, str]]:
-    """Yield exported variables that nothing in the same shell can use: line, name, value."""
-    commands = list(cell.commands())
-    in_cell = bool(commands) and commands[0][1].startswith("%%")
-    for at, (line, text) in enumerate(commands):
-        match = EXPORT.match(text)
-        rest = commands[at + 1 :] if in_cell else []
-        used = any(
-            other.strip() and not other.startswith("#") and not EXPORT.match(other)
-            for _, other in rest
-        )
-        if match is not None and not used:
-            yield line, match[1], match[2]
+        commands = list(cell.commands())
+        in_cell = bool(commands) and commands[0][1].startswith("%%")
+        for at, (line, text) in enumerate(commands):
+            match = EXPORT.match(text)
+            rest = commands[at + 1 :] if in_cell else []
+            used = any(
+                other.strip() and not other.startswith("#") and not EXPORT.match(other)
+                for _, other in rest
+            )
+            if match is not None and not used:
+                yield cell, line, match[1], match[2]
 
 
 @rule(
     "bf16-variable",
     "warning",
     what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
-    fact="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
-    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, hence NaN",
-    source="measured with torch_xla 2.9.0; pytorch/xla#2425",
+    why="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
+    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, hence NaN "
+    "(measured with torch_xla 2.9.0; pytorch/xla#2425)",
     fix="remove it, and write `model.to(torch.bfloat16)` or "
     "`with torch.autocast('xla', dtype=torch.bfloat16):`",
     kernel=True,
 )
 def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, name, value in _variables(notebook):
-        if name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16") and value not in OFF:
+        if name in BF16 and value not in OFF:
             yield Hit(at, f"{name} silently makes all float32 tensors bfloat16")
 
 
@@ -133,20 +127,17 @@ def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     "retired-variable",
     "hint",
     what="an environment variable of the XRT runtime, or one that has no effect",
-    fact="torch_xla 2.9 does not read it",
-    source="torch_xla 2.9.0 has no XRT runtime",
+    why="torch_xla 2.9 does not read it (torch_xla 2.9.0 has no XRT runtime)",
     fix="remove it",
     kernel=True,
 )
 def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, name, _ in _variables(notebook):
         row = removed_apis.lookup_variable(name)
-        if row is None or name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
-            continue
-        if row.state == "deprecated":
-            yield Hit(at, f"{name} is deprecated", row.advice)
-        else:
-            yield Hit(at, f"{name} has no effect in torch_xla 2.9", row.advice)
+        if row is not None and name not in BF16:
+            deprecated = row.state == "deprecated"
+            state = "is deprecated" if deprecated else "has no effect in torch_xla 2.9"
+            yield Hit(at, f"{name} {state}", row.advice)
     for site in notebook.sites.subscripts:
         node = site.node
         assert isinstance(node, ast.Subscript)
@@ -164,138 +155,86 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 @rule(
-    "node-address",
-    "warning",
-    what="the address of a TPU node: `grpc://…` with the name of a TPU, `tpu_worker;0;…:8470`",
-    fact="TPU nodes, which were reached over the network, no longer exist: nothing answers",
-    source="Google Cloud's TPU Node architecture, discontinued; torch_xla 2.9.0 reads no address",
-    fix="remove it: PJRT finds this machine's TPU by itself",
-    kernel=True,
-)
-def _node_address(notebook: NotebookIndex) -> Iterator[Hit]:
-    others = (*_retired_variable(notebook), *_shell_export(notebook))
-    reported = {(hit.cell.index, hit.line) for hit in others}
-    for cell in notebook.cells:
-        places = {
-            line
-            for line, text in cell.commands()
-            if not text.lstrip().startswith("#") and removed_apis.is_node_address(text, text)
-        }
-        if "grpc://" in (whole := "\n".join(cell.lines)) or "tpu_worker;" in whole:
-            places |= set(_addresses(cell.tree))
-        for line in sorted(places):
-            if (cell.index, line) not in reported:
-                yield Hit((cell, line), "this is the address of a TPU node: these no longer exist")
-
-
-def _addresses(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines of strings that are addresses, except docstrings."""
-    for statement in ast.walk(tree):
-        if not isinstance(statement, ast.stmt) or getattr(statement, "body", None):
-            continue
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        around = ast.unparse(statement)
-        for node in ast.walk(statement):
-            text = literal(node)
-            if isinstance(text, str) and removed_apis.is_node_address(text, around):
-                yield node.lineno  # type: ignore[attr-defined]
-
-
-@rule(
     "retired-command",
     "warning",
     what="an install or launch command of older torch_xla",
-    fact="it fails, or installs a torch_xla that does not work with today's torch, Python or TPU",
-    source="the packages of old set-up cells, compared with torch_xla 2.9.0",
+    why="it fails, or installs a torch_xla that does not work with today's torch, Python or TPU "
+    "(the packages of old set-up cells, compared with torch_xla 2.9.0)",
     fix="use the torch and torch_xla that the machine has, or install a matching pair",
     kernel=True,
 )
 def _retired_command(notebook: NotebookIndex) -> Iterator[Hit]:
-    for cell in notebook.cells:
-        for line, text in cell.commands():
-            if text.lstrip().startswith("#"):
-                continue
-            for row in removed_apis.COMMANDS:
-                if row.old in text:
-                    yield Hit(
-                        (cell, line), f"`{row.old}` belongs to an older torch_xla", row.advice
-                    )
-                    break
+    for at, text in _commands(notebook):
+        row = next((row for row in removed_apis.COMMANDS if row.old in text), None)
+        if row is not None:
+            yield Hit(at, f"`{row.old}` belongs to an older torch_xla", row.advice)
 
 
 @rule(
     "half-a-pair",
     "warning",
     what="an install of a torch or torch_xla that does not match the other",
-    fact=torch_installs.WHY,
-    source="pytorch/xla's README: each release is built for the torch with the same number",
+    why=f"{torch_installs.WHY} "
+    "(pytorch/xla's README: each release is built for the torch with the same number)",
     fix="remove it on Colab and Kaggle, which have a pair; elsewhere install both together",
     kernel=True,
 )
 def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
     commands = [
-        ((cell, line), text)
-        for cell in notebook.cells
-        for line, text in cell.commands()
-        if not text.lstrip().startswith("#")
-        and not any(row.old in text for row in removed_apis.COMMANDS)
+        (at, text)
+        for at, text in _commands(notebook)
+        if not any(row.old in text for row in removed_apis.COMMANDS)
     ]
     for (index, line), what in torch_installs.half_pairs(
-        ((at, line), text) for at, ((_, line), text) in enumerate(commands)
+        ((index, line), text) for index, ((_, line), text) in enumerate(commands)
     ).items():
-        pair = torch_installs.is_pair(commands[index][1])
+        (cell, _), text = commands[index]
+        pair = torch_installs.is_pair(text)
         missing = ", and another line another release" if pair else " without its counterpart"
-        yield Hit((commands[index][0][0], line), f"this installs {what}{missing}")
+        yield Hit((cell, line), f"this installs {what}{missing}")
 
 
 @rule(
     "tensorflow-import",
     "warning",
     what="tensorflow imported in addition to torch_xla",
-    fact="a tensorflow built for TPUs takes the chips, or aborts the process when torch_xla loads "
-    "its own libtpu; importing it also starts threads, so ranks cannot be forked after it",
-    source="torch_xla 2.9.0 __init__.py warns of it; pytorch/xla#6565, tensorflow#87383",
+    why="a tensorflow built for TPUs takes the chips, or aborts the process when torch_xla loads "
+    "its own libtpu; importing it also starts threads, so ranks cannot be forked after it "
+    "(torch_xla 2.9.0 __init__.py warns of it; pytorch/xla#6565, tensorflow#87383)",
     fix="keep it out of the run (tag the cell tpu-skip), or install tensorflow-cpu instead",
 )
 def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.runs_on_tpu:
-        return
-    light = any("tensorflow-cpu" in text for cell in notebook.cells for _, text in cell.commands())
-    for site in notebook.sites.imports:
-        if site.cell.part == "kernel":
-            continue
-        node = site.node
-        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    light = any("tensorflow-cpu" in text for _, text in _commands(notebook))
+    for site in notebook.sites.imports if notebook.runs_on_tpu else ():
+        node, modules = site.node, list[str]()
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom) and node.level:
-            continue
-        if any(module.partition(".")[0] == "tensorflow" for module in modules):
-            severity: Severity | None = "hint" if light else None
-            yield Hit(site, "tensorflow is imported in addition to torch_xla", severity=severity)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules = [node.module or ""]
+        here = any(module.partition(".")[0] == "tensorflow" for module in modules)
+        if here and site.cell.part != "kernel":
+            message = "tensorflow is imported in addition to torch_xla"
+            yield Hit(site, message, severity="hint" if light else None)
             return
 
 
-JAX = {
+TAKES_TPU = (
     *("jax.devices", "jax.local_devices", "jax.device_count", "jax.local_device_count"),
     *("jax.default_backend", "jax.numpy.array", "jax.numpy.zeros", "jax.numpy.ones"),
-}
-TF = {
     "tensorflow.tpu.experimental.initialize_tpu_system",
     "tensorflow.distribute.cluster_resolver.TPUClusterResolver",
     "tensorflow.distribute.TPUStrategy",
     "tensorflow.distribute.experimental.TPUStrategy",
-}
+)
 
 
 @rule(
     "tpu-taken",
     "warning",
     what="jax or tensorflow starting the TPU in a notebook that trains with torch_xla",
-    fact="only one process can use a chip: while the kernel holds it, every run fails with "
-    "'Device or resource busy'",
-    source="reported as 'open(/dev/vfio/0): Device or resource busy'; not measured on a TPU",
+    why="only one process can use a chip: while the kernel holds it, every run fails with 'Device "
+    "or resource busy' (reported as 'open(/dev/vfio/0): Device or resource busy'; not measured on "
+    "a TPU)",
     fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
     kernel=True,
 )
@@ -304,55 +243,6 @@ def _tpu_taken(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     if any(name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") for _, name, _ in _variables(notebook)):
         return
-    for site in notebook.calls_of(*sorted(JAX | TF)):
+    for site in sorted(notebook.calls_of(*TAKES_TPU), key=place)[:1]:
         package = notebook.full(call(site).func, site).partition(".")[0]
         yield Hit(site, f"this makes {package} take the TPU, so no run can use it")
-        return
-
-
-@rule(
-    "late-variable",
-    "warning",
-    what="PJRT_DEVICE set after the XLA device was used",
-    fact="the runtime reads it once, when the first device is used",
-    source="torch_xla 2.9.0 runtime.py: set_device_type raises RuntimeError for the same",
-    fix="set it in the first cell, before torch_xla is imported",
-)
-def _late_variable(notebook: NotebookIndex) -> Iterator[Hit]:
-    first = min(
-        (
-            (site.cell.index, site.line)
-            for site in notebook.device_uses
-            if site.frame.function is None and site.cell.part != "train"
-        ),
-        default=None,
-    )
-    if first is None:
-        return
-    for at, name, _ in _variables(notebook):
-        if name != "PJRT_DEVICE":
-            continue
-        hit = Hit(at, "PJRT_DEVICE has no effect: an XLA device was used before it is set")
-        if isinstance(at, Site) and at.frame.function is not None:
-            continue
-        if hit.cell.part != "train" and (hit.cell.index, hit.line) > first:
-            yield hit
-
-
-@rule(
-    "workers-spawned",
-    "hint",
-    what="DataLoader workers that are spawned, not forked",
-    fact="each worker of each rank gets a pickled copy of the whole data set: minutes to start, "
-    "and as many copies in memory as there are workers, times the number of cores",
-    source="torch.utils.data: the start method decides how the workers get the data set",
-    fix="keep the start method fork, or read the data from files in `__getitem__`",
-)
-def _workers_spawned(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.data_loaders:
-        context = argument(call(site), "multiprocessing_context")
-        workers = argument(call(site), "num_workers", 5)
-        if not isinstance(context, ast.Constant) or workers is None:
-            continue
-        if context.value in ("spawn", "forkserver") and literal(workers) != 0:
-            yield Hit(site, f"the workers are started with {context.value!r}")

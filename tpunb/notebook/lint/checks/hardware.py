@@ -1,4 +1,4 @@
-"""Lint rules on code that needs an NVIDIA GPU."""
+"""Lint rules on code that is written for GPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.checks.sites import has_spread, pins_older, receiver
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.frameworks import is_training_arguments
 from tpunb.notebook.lint.index import NotebookIndex
@@ -18,18 +19,17 @@ from tpunb.notebook.lint.names import (
     last_part,
     literal,
 )
-from tpunb.notebook.lint.pins import pins_older
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
-FAILS = {
+FAILS = [
     f"torch.cuda.{name}"
     for name in (
         *("synchronize", "set_device", "get_device_name", "current_device", "mem_get_info"),
         *("get_device_properties", "get_device_capability", "current_stream", "FloatTensor"),
         *("HalfTensor", "LongTensor", "ByteTensor", "BoolTensor", "IntTensor", "Stream"),
     )
-}
+]
 """Functions and classes of torch.cuda that raise on a machine without a GPU (torch 2.9)."""
 
 
@@ -55,37 +55,40 @@ def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool
 @rule(
     "cuda-call",
     "error",
-    what="`.cuda()`, `.to('cuda')` and calls of torch.cuda that need a GPU",
-    fact="there is no GPU on a TPU machine: RuntimeError or AssertionError",
-    source="each was called with torch 2.9.0 on a machine without a GPU",
+    what="`.cuda()`, `.to('cuda')`, calls of torch.cuda that need a GPU, and the backend nccl",
+    why="there is no GPU on a TPU machine: RuntimeError, AssertionError or ValueError (each was "
+    "called with torch 2.9.0 on a machine without a GPU)",
     fix="write `.to(device)` with `device = torch_xla.device()`; check `torch.cuda.is_available()` "
     "before code that needs a GPU",
 )
 def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.called.get("cuda", ()):
         node = call(site)
-        is_method = isinstance(node.func, ast.Attribute) and not notebook.full(node.func, site)
+        is_method = receiver(site) is not None and not notebook.full(node.func, site)
         if is_method and len(node.args) <= 1 and not notebook.functions.get("cuda"):
             yield from _moved(notebook, site, "`.cuda()` needs a GPU")
-    for site in notebook.calls_of(*sorted(FAILS)):
-        name = notebook.full(call(site).func, site)
-        yield from _cuda_hit(site, f"`{name}` needs a GPU")
     for site in notebook.called.get("to", ()):
-        if isinstance(call(site).func, ast.Attribute):
-            target = argument(call(site), "device", 0)
-            if _is_cuda(notebook, target, site):
-                yield from _moved(notebook, site, "`.to('cuda')` needs a GPU")
+        target = argument(call(site), "device", 0)
+        if receiver(site) is not None and _is_cuda(notebook, target, site):
+            yield from _moved(notebook, site, "`.to('cuda')` needs a GPU")
+    for site in notebook.calls_of(*FAILS):
+        yield from _cuda_hit(site, f"`{notebook.full(call(site).func, site)}` needs a GPU")
     for name, sites in notebook.named.items():
         for site in sites if name.startswith("torch.") else ():
             if _is_cuda(notebook, argument(call(site), "device"), site):
                 yield from _cuda_hit(site, "`device='cuda'` needs a GPU")
+    for site in notebook.calls_of("torch.distributed.init_process_group"):
+        if literal(argument(call(site), "backend", 0)) == "nccl":
+            fix = "write `init_process_group('xla', init_method='xla://')`, and import "
+            fix += "torch_xla.distributed.xla_backend"
+            yield from _cuda_hit(site, "the backend nccl needs a GPU", fix)
 
 
 def _moved(notebook: NotebookIndex, site: Site, message: str) -> Iterator[Hit]:
     """Yield the hit of a call that moves an object to the GPU, unless it has nothing to move."""
-    function = call(site).func
-    assert isinstance(function, ast.Attribute)
-    empty = _has_no_tensors(notebook, function.value, site)
+    moved = receiver(site)
+    assert moved is not None
+    empty = _has_no_tensors(notebook, moved, site)
     if empty is not True:
         yield from _cuda_hit(site, message, certain=empty is False, of_object=True)
 
@@ -137,7 +140,12 @@ def _moves(node: ast.Call, name: str) -> bool:
 
 
 def _cuda_hit(
-    site: Site, message: str, *, certain: bool = True, of_object: bool = False
+    site: Site,
+    message: str,
+    fix: str | None = None,
+    *,
+    certain: bool = True,
+    of_object: bool = False,
 ) -> Iterator[Hit]:
     if for_other_hardware(site):
         return
@@ -145,22 +153,20 @@ def _cuda_hit(
     if any(isinstance(frame.node, ast.Try) and frame.part == "body" for frame in frames):
         return
     severity: Severity | None = "warning" if any(True for _ in site.conditions()) else None
-    yield Hit(site, message, severity=severity, certain=certain, of_object=of_object)
+    yield Hit(site, message, fix, severity=severity, certain=certain, of_object=of_object)
 
 
 @rule(
     "cuda-amp",
     "warning",
     what="torch.cuda.amp, or autocast and GradScaler for 'cuda'",
-    fact="autocast for cuda leaves operations on XLA tensors in float32, and raises RuntimeError "
-    "with dtype=torch.bfloat16; bfloat16 needs no GradScaler",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    why="autocast for cuda leaves operations on XLA tensors in float32, and raises RuntimeError "
+    "with dtype=torch.bfloat16; bfloat16 needs no GradScaler (measured with torch 2.9.0 and "
+    "torch_xla 2.9.0)",
     fix="write `with torch.autocast('xla', dtype=torch.bfloat16):`, and remove the scaler",
 )
 def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.runs_on_tpu:
-        return
-    for name, sites in notebook.named.items():
+    for name, sites in notebook.named.items() if notebook.runs_on_tpu else ():
         short = name.rpartition(".")[2]
         if short not in ("autocast", "GradScaler") or not name.startswith("torch."):
             continue
@@ -175,9 +181,8 @@ def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
             if short == "GradScaler":
                 yield Hit(site, "a GradScaler has no use with XLA tensors")
             elif dtype is not None and notebook.full(dtype, site) == "torch.bfloat16":
-                yield Hit(
-                    site, "autocast to bfloat16 for cuda raises RuntimeError", severity="error"
-                )
+                message = "autocast to bfloat16 for cuda raises RuntimeError"
+                yield Hit(site, message, severity="error")
             else:
                 yield Hit(site, "autocast for cuda has no effect on XLA tensors")
 
@@ -202,8 +207,8 @@ _FLOAT16 = ("fp16", "16-mixed", "16-true", "16", 16)
     "fp16",
     "warning",
     what="float16 mixed precision of accelerate, Lightning or transformers",
-    fact="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError on a TPU",
-    source="read in accelerate 1.15 accelerator.py; not measured on a TPU",
+    why="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError on a TPU "
+    "(read in accelerate 1.15 accelerator.py; not measured on a TPU)",
     fix="use bf16, or 'bf16-true' with Lightning",
 )
 def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -218,36 +223,17 @@ def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 @rule(
-    "nccl",
-    "error",
-    what="a process group with the backend nccl",
-    fact="ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-    source="measured with torch 2.9.0",
-    fix="import torch_xla.distributed.xla_backend, and write "
-    "`dist.init_process_group('xla', init_method='xla://')`",
-)
-def _nccl(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of("torch.distributed.init_process_group"):
-        backend = argument(call(site), "backend", 0)
-        if literal(backend) == "nccl" and not for_other_hardware(site):
-            yield Hit(site, "the backend nccl only works with GPUs")
-
-
-@rule(
     "fused-optimizer",
     "error",
     what="an optimizer with `fused=True` on XLA tensors; transformers' Trainer uses one by default",
-    fact="RuntimeError: `fused=True` requires all the params to be floating point Tensors of "
-    "supported devices",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0; read in transformers 5.24 "
-    "training_args.py",
+    why="RuntimeError: `fused=True` requires all the params to be floating point Tensors of "
+    "supported devices (measured with torch 2.9.0 and torch_xla 2.9.0; read in transformers 5.24 "
+    "training_args.py)",
     fix="remove `fused`; write `optim='adamw_torch'` in the arguments of a Trainer",
 )
 def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
     yield from _fused_by_trainer(notebook)
-    if not notebook.xla:
-        return
-    for name, sites in notebook.named.items():
+    for name, sites in notebook.named.items() if notebook.xla else ():
         for site in sites if name.startswith("torch.optim.") else ():
             fused = literal(argument(call(site), "fused")) is True
             if fused and not for_other_hardware(site):
@@ -255,88 +241,63 @@ def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _fused_by_trainer(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.runs_on_tpu or pins_older(notebook, "transformers", (5, 0)):
+    trains = any(fit.framework.name == "transformers" for fit in notebook.fits)
+    if not notebook.runs_on_tpu or not trains or pins_older(notebook, "transformers", (5, 0)):
         return
     for name in filter(is_training_arguments, notebook.called):
         for site in notebook.called[name]:
             node = call(site)
-            optim = literal(argument(node, "optim"))
-            fused = optim == "adamw_torch_fused" or argument(node, "optim") is None
-            spread = any(word.arg is None for word in node.keywords)
-            full = notebook.full(node.func, site)
-            trains = any(fit.framework.name == "transformers" for fit in notebook.fits)
-            known = full.partition(".")[0] in ("transformers", "trl")
-            if fused and known and trains and not spread and not for_other_hardware(site):
-                default = "by default " if optim is ... else ""
-                yield Hit(
-                    site,
-                    f"{default}the Trainer's AdamW is fused, which cannot step on XLA tensors",
-                    "write `optim='adamw_torch'`",
-                )
-
-
-DDP = (
-    "torch.nn.parallel.DistributedDataParallel",
-    "torch.nn.parallel.distributed.DistributedDataParallel",
-)
+            given = argument(node, "optim")
+            package = notebook.full(node.func, site).partition(".")[0]
+            known = package in ("transformers", "trl") and not has_spread(node)
+            fused = given is None or literal(given) == "adamw_torch_fused"
+            if known and fused and not for_other_hardware(site):
+                default = "by default " if given is None else ""
+                message = f"{default}the Trainer's AdamW is fused, which cannot step on XLA tensors"
+                yield Hit(site, message, "write `optim='adamw_torch'`")
 
 
 @rule(
-    "ddp-device-ids",
-    "error",
-    what="DistributedDataParallel with `device_ids` of the rank",
-    fact="a rank has one XLA device, number 0: any other number fails in the forward pass",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0: [0] and None work, [1] raises TypeError",
-    fix="remove `device_ids` and `output_device`",
-)
-def _ddp_device_ids(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla:
-        return
-    for site in notebook.calls_of(*DDP):
-        value = argument(call(site), "device_ids", 1)
-        if not isinstance(value, ast.List) or for_other_hardware(site):
-            continue
-        for part in value.elts:
-            if isinstance(part, ast.Constant) and part.value == 0:
-                continue
-            if isinstance(part, ast.Constant | ast.Name) and not notebook.is_xla_device(part, site):
-                yield Hit(site, "`device_ids` numbers GPUs")
-                break
-
-
-@rule(
-    "ddp-bucket-view",
+    "ddp-arguments",
     "warning",
-    what="DistributedDataParallel with `gradient_as_bucket_view=True` on XLA tensors",
-    fact="in each bucket the gradient that is ready last is not averaged: its weights diverge "
-    "between the cores, without an error",
-    source="torch_xla 2.8.0 and 2.9.0: the program of that gradient contains no all-reduce, on any "
-    "device",
-    fix="remove it, or use `xm.optimizer_step(optimizer)` without DistributedDataParallel",
+    what="DistributedDataParallel with `gradient_as_bucket_view=True`, or with `device_ids` of the "
+    "rank, on XLA tensors",
+    why="with the first, in each bucket the gradient that is ready last is not averaged: its "
+    "weights diverge between the cores, without an error. A rank has one XLA device, number 0: any "
+    "other fails in the forward pass with TypeError (measured with torch 2.9.0 and torch_xla "
+    "2.9.0; the program of that gradient contains no all-reduce, on any device)",
+    fix="remove the argument, or use `xm.optimizer_step(optimizer)` without "
+    "DistributedDataParallel",
 )
-def _ddp_bucket_view(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla:
-        return
-    for site in notebook.calls_of(*DDP):
-        view = literal(argument(call(site), "gradient_as_bucket_view"))
-        if view is True and not for_other_hardware(site):
+def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
+    ddp = ("DistributedDataParallel", "distributed.DistributedDataParallel")
+    for site in notebook.calls_of(*(f"torch.nn.parallel.{name}" for name in ddp)):
+        if not notebook.xla or for_other_hardware(site):
+            continue
+        if literal(argument(call(site), "gradient_as_bucket_view")) is True:
             yield Hit(site, "torch_xla does not average one gradient of each bucket")
+        ids = argument(call(site), "device_ids", 1)
+        if isinstance(ids, ast.List) and any(
+            isinstance(part, ast.Constant | ast.Name)
+            and literal(part) != 0
+            and not notebook.is_xla_device(part, site)
+            for part in ids.elts
+        ):
+            yield Hit(site, "`device_ids` numbers GPUs", severity="error")
 
 
 @rule(
     "data-parallel",
     "warning",
     what="torch.nn.DataParallel",
-    fact="without GPUs it just calls the model, on one core",
-    source="measured with torch 2.9.0: its device_ids are empty",
+    why="without GPUs it just calls the model, on one core (measured with torch 2.9.0: its "
+    "device_ids are empty)",
     fix="remove it: under %%tpu_train every core has its own copy of the model, and "
     "`xm.optimizer_step(optimizer)` averages the gradients",
 )
 def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.runs_on_tpu:
-        return
     for site in notebook.calls_of("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
-        if not for_other_hardware(site):
+        if notebook.runs_on_tpu and not for_other_hardware(site):
             yield Hit(site, "DataParallel does nothing without GPUs")
 
 
@@ -344,19 +305,50 @@ def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:
     "compile-backend",
     "error",
     what="torch.compile without backend='openxla' in a notebook that uses an XLA device",
-    fact="its default backend has no code generator for XLA: InductorError: KeyError: 'xla'",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    why="its default backend has no code generator for XLA: InductorError: KeyError: 'xla' "
+    "(measured with torch 2.9.0 and torch_xla 2.9.0)",
     fix="write `torch.compile(model, backend='openxla')`",
 )
 def _compile_backend(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of("torch.compile") if notebook.device_uses else ():
+        backend = argument(call(site), "backend")
+        on_device = notebook.in_rank(site) == (notebook.multi or notebook.spmd)
+        default = backend is None and not has_spread(call(site))
+        if literal(backend) == "inductor":
+            yield Hit(site, "the backend inductor fails on XLA tensors")
+        elif default and on_device and not for_other_hardware(site):
+            yield Hit(site, "torch.compile without a backend fails on XLA tensors")
+
+
+@rule(
+    "torch-checkpoint",
+    "error",
+    what="torch.utils.checkpoint, or transformers' gradient checkpointing, on an XLA device",
+    why="AttributeError: module 'torch' has no attribute 'xla' (measured with torch 2.9.0, "
+    "torch_xla 2.9.0 and transformers 5.23)",
+    fix="use `from torch_xla.utils.checkpoint import checkpoint` with `use_reentrant=True`; for a "
+    "library's model, wrap its layers in `torch_xla.distributed.fsdp.checkpoint_module`",
+)
+def _torch_checkpoint(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site, what, fix in _checkpointing(notebook):
+        if not for_other_hardware(site):
+            yield Hit(site, f"{what}, which fails on XLA tensors", fix)
+
+
+def _checkpointing(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str | None]]:
+    """Yield each use of torch's checkpointing with what it is, and a fix."""
+    for name in filter(is_training_arguments, notebook.called if notebook.runs_on_tpu else ()):
+        for site in notebook.called[name]:
+            if literal(argument(call(site), "gradient_checkpointing")) is True:
+                what = "`gradient_checkpointing=True` uses torch.utils.checkpoint"
+                yield site, what, "remove it"
     if not notebook.device_uses:
         return
-    for site in notebook.calls_of("torch.compile"):
-        backend = argument(call(site), "backend")
-        if backend is None and not any(word.arg is None for word in call(site).keywords):
-            if not for_other_hardware(site) and notebook.in_rank(site) == (
-                notebook.multi or notebook.spmd
-            ):
-                yield Hit(site, "torch.compile without a backend fails on XLA tensors")
-        elif isinstance(backend, ast.Constant) and backend.value == "inductor":
-            yield Hit(site, "the backend inductor fails on XLA tensors")
+    for name in ("checkpoint", "checkpoint_sequential"):
+        for site in notebook.calls_of(f"torch.utils.checkpoint.{name}"):
+            if notebook.names.sure(call(site).func):
+                yield site, f"this is `{name}` of torch.utils.checkpoint", None
+    if notebook.imports("transformers"):
+        for name in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):
+            for site in notebook.called.get(name, ()):
+                yield site, f"`{name}` uses torch.utils.checkpoint", None

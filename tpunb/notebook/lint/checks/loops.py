@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from tpunb.notebook.lint.checks.sites import on_several_cores, place, receiver
 from tpunb.notebook.lint.frameworks import PACKAGES
 from tpunb.notebook.lint.index import DEVICE_LOADERS, XM, Loop, NotebookIndex
 from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part, words
@@ -13,6 +14,11 @@ from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import LOOPS, Site
 
 SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
+END_STEPS = (
+    *("torch_xla.compile", "torch_xla.step", "torch_xla.experimental.eager_mode"),
+    "tpunb.training.Accumulation",
+)
+"""What ends steps by itself."""
 READS = ("item", "tolist", "numpy", "cpu")
 REDUCTIONS = {
     f"{XM}.reduce_gradients",
@@ -42,22 +48,26 @@ def _now_and_then(notebook: NotebookIndex, site: Site, loop: Loop | None) -> boo
         if notebook.depends_on_rank(test, site):
             return True
         if isinstance(test, ast.Name):
-            for value in notebook.values(test.id, site.frame):
-                if any(isinstance(part, ast.Mod) for part in ast.walk(value.node)):
-                    return True
+            values = notebook.values(test.id, site.frame)
+            if any(isinstance(part, ast.Mod) for v in values for part in ast.walk(v.node)):
+                return True
     return False
 
 
-def _left_before(notebook: NotebookIndex, site: Site, loop: Loop) -> bool:
-    """Whether most steps leave the loop's body above a site: `if step % 100: continue`."""
-    if site.loop() is None or site.loop() is not loop.frame:
-        return False
-    return any(
-        isinstance(jump.node, ast.Continue)
-        and jump.loop() is loop.frame
-        and jump.line < site.line
-        and _now_and_then(notebook, jump, loop)
-        for jump in notebook.sites.jumps
+def _is_seldom(notebook: NotebookIndex, site: Site, loop: Loop) -> bool:
+    """Whether most steps do not reach a site, also because of `if step % 100: continue`."""
+    later = (ast.Lambda, ast.ExceptHandler)
+    if any(isinstance(frame.node, later) for frame in site.frame.outward()):
+        return True
+    return _now_and_then(notebook, site, loop) or (
+        site.loop() is loop.frame
+        and any(
+            isinstance(jump.node, ast.Continue)
+            and jump.loop() is loop.frame
+            and jump.line < site.line
+            and _now_and_then(notebook, jump, loop)
+            for jump in notebook.sites.jumps
+        )
     )
 
 
@@ -73,26 +83,25 @@ def _syncs(notebook: NotebookIndex, site: Site) -> bool:
     "no-step-sync",
     "warning",
     what="a training loop without a step boundary: no torch_xla.sync(), no MpDeviceLoader",
-    fact="operations on XLA tensors are only recorded until torch_xla.sync() ends a step; without "
-    "it the graph grows with each batch and takes ever longer to compile, until memory runs out",
-    source="torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch",
+    why="operations on XLA tensors are only recorded until torch_xla.sync() ends a step; without "
+    "it the graph grows with each batch and takes ever longer to compile, until memory runs out "
+    "(torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch)",
     fix="call `torch_xla.sync()` at the end of each step, or loop over "
     "`pl.MpDeviceLoader(loader, device)`",
 )
 def _no_step_sync(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or notebook.managed or not notebook.device_uses:
         return
-    if notebook.mentions(
-        "torch_xla.compile", "torch_xla.step", "torch_xla.experimental.eager_mode"
-    ):
-        return
-    if notebook.mentions("tpunb.training.Accumulation"):  # ends the steps itself
+    if notebook.mentions(*END_STEPS):
         return
     for loop in notebook.loops:
         sites = [*loop.sites, *loop.called]
         if any(_syncs(notebook, site) for site in sites) or _on_other_hardware(loop):
             continue
-        if _loads_to_device(notebook, loop) or any(_reads_always(notebook, s, loop) for s in sites):
+        reads = (site for site in sites if _is_read(site))
+        if _loads_to_device(notebook, loop) or not all(
+            _now_and_then(notebook, site, loop) for site in reads
+        ):
             continue
         yield Hit((loop.frame.cell, loop.node.lineno), "this loop never ends a step")
 
@@ -120,25 +129,20 @@ def _loads_to_device(notebook: NotebookIndex, loop: Loop) -> bool:
     return True
 
 
-def _reads_always(notebook: NotebookIndex, site: Site, loop: Loop) -> bool:
-    """Whether a call waits for a tensor's value in every step."""
-    return _is_read(site) and not _now_and_then(notebook, site, loop)
-
-
 def _is_read(site: Site) -> bool:
+    """Whether a call waits for the value of a tensor: `x.item()`."""
     node = call(site)
-    if not isinstance(node.func, ast.Attribute) or node.func.attr not in READS:
-        return False
-    return not node.args and not node.keywords
+    bare = isinstance(node.func, ast.Attribute) and not node.args and not node.keywords
+    return bare and last_part(node.func) in READS
 
 
 @rule(
     "host-sync-in-step",
     "warning",
     what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
-    fact="each waits until the device has computed everything recorded so far, and splits the step "
-    "into two graphs: the device idles while Python prepares the next one",
-    source="torch_xla's docs, troubleshooting; aten::_local_scalar_dense in its metrics report",
+    why="each waits until the device has computed everything recorded so far, and splits the step "
+    "into two graphs: the device idles while Python prepares the next one (torch_xla's docs, "
+    "troubleshooting; aten::_local_scalar_dense in its metrics report)",
     fix="read values every n steps, `if step % 100 == 0:`, or in "
     "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
 )
@@ -148,21 +152,13 @@ def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
     for loop in notebook.loops:
         tensors = _tensors(notebook, loop)
         for site in [*loop.sites, *_called_once(notebook, loop)]:
-            if _now_and_then(notebook, site, loop) or for_other_hardware(site):
-                continue
-            if _left_before(notebook, site, loop):
-                continue
-            if any(
-                isinstance(f.node, ast.Lambda | ast.ExceptHandler) for f in site.frame.outward()
-            ):
+            if _is_seldom(notebook, site, loop) or for_other_hardware(site):
                 continue
             node = call(site)
-            name = last_part(node.func)
-            if _is_read(site):
-                assert isinstance(node.func, ast.Attribute)
-                if _from_host(notebook, node.func.value, site):
-                    continue
-                yield Hit(site, f"`.{name}()` waits for the device in every step")
+            name, owner = last_part(node.func), receiver(site)
+            if owner is not None and _is_read(site):
+                if not _from_host(notebook, owner, site):
+                    yield Hit(site, f"`.{name}()` waits for the device in every step")
             elif notebook.full(node.func, site) == f"{XM}.mesh_reduce":
                 yield Hit(site, "`xm.mesh_reduce` waits for the device and all ranks in every step")
             elif name in ("print", "float", "int") and isinstance(node.func, ast.Name):
@@ -190,11 +186,11 @@ def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
     tensors = set()
     given = {id(fit.site.node) for fit in notebook.backward_by_accelerate}
     for site in loop.sites:
-        function = call(site).func
+        owner = receiver(site)
         if id(site.node) in given:
             tensors |= {dotted(part) for part in call(site).args[:1]}
-        elif last_part(function) == "backward" and isinstance(function, ast.Attribute):
-            tensors.add(dotted(function.value))
+        elif owner is not None and last_part(call(site).func) == "backward":
+            tensors.add(dotted(owner))
     return tensors - {""}
 
 
@@ -238,69 +234,6 @@ def _from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     return False
 
 
-VALUES = {"any", "all", "sum", "mean", "max", "min", "norm"}
-"""Methods of tensors that return a single value."""
-ASKING = {"isnan", "isinf", "isfinite", "any", "all", "equal", "allclose"}
-
-
-@rule(
-    "branch-on-tensor",
-    "warning",
-    what="`if` or `while` on the value of a tensor, in a training loop or in `forward`",
-    fact="Python needs the value, so it waits for the device in every step, and each branch is a "
-    "separate program to compile",
-    source="torch_xla's docs, troubleshooting",
-    fix="compute both branches and select with `torch.where`, or decide every n steps",
-)
-def _branch_on_tensor(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla and not notebook.on_device:
-        return
-    for site in (*notebook.sites.branches, *notebook.sites.loops):
-        node, function = site.node, site.frame.function
-        if not isinstance(node, ast.If | ast.While):
-            continue
-        if function is not None and function.name == "forward" and function.method_of:
-            if _asks_value(notebook, node.test, set(), site):
-                yield Hit(site, "the branch depends on the value of a tensor")
-            continue
-        loop = next((one for one in notebook.loops if _stands_in(site, one)), None)
-        if loop is None or not notebook.on_device or _now_and_then(notebook, site, loop):
-            continue
-        if _asks_value(notebook, node.test, _tensors(notebook, loop), site):
-            yield Hit(site, "the branch depends on the value of a tensor")
-
-
-def _stands_in(site: Site, loop: Loop) -> bool:
-    if site.cell is not loop.frame.cell or site.frame.function is not loop.frame.function:
-        return False
-    return any(frame is loop.frame for frame in site.frame.outward())
-
-
-def _asks_value(notebook: NotebookIndex, test: ast.expr, tensors: set[str], site: Site) -> bool:
-    """Whether a condition needs the value of a tensor: of one of these names, or the result of
-    `torch.isnan(...)` or `x.max()`.
-    """
-    if isinstance(test, ast.UnaryOp):
-        return _asks_value(notebook, test.operand, tensors, site)
-    if isinstance(test, ast.BoolOp):
-        return any(_asks_value(notebook, part, tensors, site) for part in test.values)
-    if isinstance(test, ast.Compare):
-        if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in test.ops):
-            return False
-        sides = (test.left, *test.comparators)
-        return any(
-            dotted(part) in tensors or _asks_value(notebook, part, tensors, site) for part in sides
-        )
-    if not isinstance(test, ast.Call) or not isinstance(test.func, ast.Attribute):
-        return False
-    full = notebook.full(test.func, site)
-    if full:
-        host = any(_from_host(notebook, part, site) for part in test.args)
-        return full.startswith("torch.") and last_part(test.func) in ASKING and not host
-    alone = not test.args and not test.keywords
-    return alone and test.func.attr in VALUES and not _from_host(notebook, test.func.value, site)
-
-
 def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     name = dotted(node)
     values = notebook.values(name, site.frame) if name else []
@@ -320,9 +253,9 @@ def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     "no-gradient-reduction",
     "warning",
     what="`optimizer.step()` on every core, with gradients that are never averaged over the cores",
-    fact="each core trains a separate model on its part of the data; the model that is saved has "
-    "only seen that part",
-    source="torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients and step",
+    why="each core trains a separate model on its part of the data; the model that is saved has "
+    "only seen that part (torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients "
+    "and step)",
     fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
 )
 def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -343,12 +276,12 @@ def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
             if last_part(call(site).func) == "optimizer_step" and call(site).args
         }
         for site in own:
-            function = call(site).func
-            if not isinstance(function, ast.Attribute) or function.attr != "step":
+            owner = receiver(site)
+            if owner is None or last_part(call(site).func) != "step":
                 continue
-            if dotted(function.value) in elsewhere or for_other_hardware(site):
+            if dotted(owner) in elsewhere or for_other_hardware(site):
                 continue
-            if site.cell.part != "kernel" and _is_optimizer(notebook, function.value, site):
+            if site.cell.part != "kernel" and _is_optimizer(notebook, owner, site):
                 yield Hit(site, "every core steps with its own gradients, which are never averaged")
 
 
@@ -387,10 +320,9 @@ _METRICS = ("loss", "acc", "correct", "total", "metric", "count", "seen")
     "clip-before-reduction",
     "warning",
     what="`clip_grad_norm_` before the gradients are averaged over the cores",
-    fact="each core clips its own gradients, by its own norm: the average is neither the clipped "
-    "gradient of the batch nor bounded as on one core",
-    source="follows from the order; torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step averages "
-    "first",
+    why="each core clips its own gradients, by its own norm: the average is neither the clipped "
+    "gradient of the batch nor bounded as on one core (follows from the order; torch_xla 2.9.0 "
+    "core/xla_model.py: xm.optimizer_step averages first)",
     fix="write `xm.reduce_gradients(optimizer)`, then clip, then `optimizer.step()`",
 )
 def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -399,7 +331,7 @@ def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
         return  # these average in the backward pass
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         for site in notebook.calls_of(f"torch.nn.utils.{name}", f"torch.nn.utils.clip_grad.{name}"):
-            if not any(site in program for program in notebook.programs if not program.alone):
+            if not on_several_cores(notebook, site):
                 continue
             body = site.loop()
             near = [
@@ -418,54 +350,50 @@ def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
     "optimizer-before-device",
     "error",
     what="an optimizer created before its model is moved to the XLA device",
-    fact="the move creates new parameters and the optimizer keeps the old ones: the model is never "
-    "trained, without an error",
-    source="measured with torch_xla 2.9.0: after model.to(device) the optimizer's parameters are "
-    "on the CPU and are not the model's",
+    why="the move creates new parameters and the optimizer keeps the old ones: the model is never "
+    "trained, without an error (measured with torch_xla 2.9.0: after model.to(device) the "
+    "optimizer's parameters are on the CPU and are not the model's)",
     fix="move the model to the device first, then create the optimizer",
 )
 def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
-    made: dict[tuple[int, str], Site] = {}
-    for name, sites in notebook.named.items():
-        if not name.startswith("torch.optim.") or "lr_scheduler" in name:
-            continue
-        for site in sites:
-            for model in _parameters_of(call(site)):
-                made.setdefault((id(site.frame.function), model), site)
-    for site in notebook.called.get("to", ()):
-        function = call(site).func
-        if not isinstance(function, ast.Attribute) or not call(site).args:
-            continue
-        key = (id(site.frame.function), dotted(function.value))
-        optimizer = made.get(key)
-        if optimizer is None or not notebook.is_xla_device(call(site).args[0], site):
-            continue
-        earlier = (optimizer.cell.index, optimizer.line) < (site.cell.index, site.line)
-        apart = any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
-        before = [
-            other
-            for other in notebook.called["to"]
-            if other is not site
-            and isinstance(call(other).func, ast.Attribute)
-            and (
-                dotted(call(other).func.value) == key[1]  # type: ignore[attr-defined]
-                or key[1] in notebook.names_of(other.node)  # model = Net().to(device)
-            )
-            and (other.cell.index, other.line) <= (optimizer.cell.index, optimizer.line)
-        ]
-        again = [
-            value
-            for value in notebook.values(key[1], site.frame)
-            if (optimizer.cell.index, optimizer.line) < (value.cell.index, value.line)
-            and value.node is not site.node
-        ]
-        if earlier and not apart and not before and not again:
-            yield Hit(optimizer, f"the optimizer is created before `{key[1]}` is on the device")
+    for name, optimizers in notebook.named.items():
+        if name.startswith("torch.optim.") and "lr_scheduler" not in name:
+            for optimizer in optimizers:
+                model = _model_of(call(optimizer))
+                if model and _is_moved_later(notebook, model, optimizer):
+                    message = f"the optimizer is created before `{model}` is on the device"
+                    yield Hit(optimizer, message)
 
 
-def _parameters_of(node: ast.Call) -> Iterator[str]:
-    for part in node.args[:1]:
-        if not isinstance(part, ast.Call) or not isinstance(part.func, ast.Attribute):
-            continue
-        if part.func.attr == "parameters" and dotted(part.func.value):
-            yield dotted(part.func.value)
+def _model_of(node: ast.Call) -> str:
+    """The name of the model in `SGD(model.parameters())`; '' for other calls."""
+    given = node.args[0].func if node.args and isinstance(node.args[0], ast.Call) else None
+    is_method = isinstance(given, ast.Attribute) and given.attr == "parameters"
+    return dotted(given.value) if isinstance(given, ast.Attribute) and is_method else ""
+
+
+def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> bool:
+    """Whether a model is moved to an XLA device only after its optimizer is created."""
+    made = place(optimizer)
+    moves = [
+        site
+        for site in notebook.called.get("to", ())
+        if (owner := receiver(site)) is not None
+        and (dotted(owner) == model or model in notebook.names_of(site.node))
+    ]
+    late = [
+        site
+        for site in moves
+        if place(site) > made
+        and dotted(call(site).func) == f"{model}.to"
+        and site.frame.function is optimizer.frame.function
+        and not any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
+        and call(site).args
+        and notebook.is_xla_device(call(site).args[0], site)
+    ]
+    early = any(place(site) <= made for site in moves)
+    again = any(
+        place(value) > made and not any(value.node is site.node for site in late)
+        for value in notebook.values(model, optimizer.frame)
+    )
+    return bool(late) and not early and not again

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 
 from tpunb.notebook import removed_apis
+from tpunb.notebook.lint.checks.sites import is_tried, pins_older
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import call, literal, words
-from tpunb.notebook.lint.pins import pins_older
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
@@ -93,12 +93,8 @@ def _for_old_releases(site: Site) -> bool:
     """Whether the code allows for a missing name: it is in `try`, or under a condition on the
     version or the attribute.
     """
-    if any(isinstance(frame.node, ast.Try | ast.ExceptHandler) for frame in site.frame.outward()):
-        return True
-    return any(
-        "hasattr" in words(test) or any("version" in word for word in words(test))
-        for test, _ in site.conditions()
-    )
+    asked = {word for test, _ in site.conditions() for word in words(test)}
+    return is_tried(site) or "hasattr" in asked or any("version" in word for word in asked)
 
 
 def _short(full: str) -> str:
@@ -113,9 +109,8 @@ RETIRED = "retired-name"
     "error",
     what="a module, function or argument that torch_xla 2.9, Lightning 2, transformers 5 or "
     "numpy 2 does not have",
-    fact="ImportError, AttributeError or TypeError when the line runs",
-    source="each name was looked up in torch_xla 2.9.0, lightning 2.6.6, transformers 5.24.0 and "
-    "numpy 2.4.6",
+    why="ImportError, AttributeError or TypeError when the line runs (each name was looked up in "
+    "torch_xla 2.9.0, lightning 2.6.6, transformers 5.24.0 and numpy 2.4.6)",
     fix="use its replacement; `tpunb migrate` rewrites names of torch_xla",
     kernel=True,
 )
@@ -131,20 +126,19 @@ def _retired_name(notebook: NotebookIndex) -> Iterator[Hit]:
                 row.advice if by_hand else f"{row.advice} {_MIGRATE if row.new else _MARK}",
                 certain=row.since != "2.9",  # the torch_xla 2.8 of Kaggle has it
             )
-    yield from _retired_in_lightning(notebook)
-    yield from _retired_in_transformers(notebook)
-    yield from _retired_in_numpy(notebook)
+    for site, what, fix in (*_numpy(notebook), *_lightning(notebook), *_transformers(notebook)):
+        if not _for_old_releases(site):
+            yield Hit(site, what, fix)
 
 
-def _retired_in_numpy(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.sites.attributes(*NUMPY):
+def _numpy(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
+    sites = notebook.sites.attributes(*NUMPY)
+    for site in [] if pins_older(notebook, "numpy", (2, 0)) else sites:
         node = site.node
         assert isinstance(node, ast.Attribute)
-        if notebook.full(node, site) != f"numpy.{node.attr}" or _for_old_releases(site):
-            continue
-        if isinstance(node.ctx, ast.Load) and not pins_older(notebook, "numpy", (2, 0)):
-            fix = f"write `{NUMPY[node.attr]}`"
-            yield Hit(site, f"`numpy.{node.attr}` does not exist in numpy 2", fix)
+        full = notebook.full(node, site)
+        if isinstance(node.ctx, ast.Load) and full == f"numpy.{node.attr}":
+            yield site, f"`{full}` does not exist in numpy 2", f"write `{NUMPY[node.attr]}`"
 
 
 NUMPY = {
@@ -159,37 +153,14 @@ NUMPY = {
 """Names that numpy 2 does not have, and what replaces them."""
 
 
-def _retired_in_lightning(notebook: NotebookIndex) -> Iterator[Hit]:
-    if pins_older(notebook, r"(?:pytorch[-_])?lightning", (2, 0)):
-        return
-    for site in notebook.called.get("Trainer", ()):
-        if not _TRAINER.fullmatch(notebook.full(call(site).func, site)) or _for_old_releases(site):
-            continue
-        for word in call(site).keywords:
-            if word.arg in TRAINER_ARGUMENTS:
-                yield Hit(
-                    Site(word.value, site.frame),
-                    f"`Trainer({word.arg}=…)` does not exist in Lightning 2",
-                    TRAINER_ARGUMENTS[word.arg],
-                )
-
-
-def _retired_in_transformers(notebook: NotebookIndex) -> Iterator[Hit]:
-    sites = [site for site in notebook.sites.imports if _ADAMW & {*_imported(site.node)}]
-    sites += [
-        site
-        for site in notebook.sites.attributes("AdamW")
-        if notebook.full(site.node, site) in _ADAMW
-    ]
-    if not sites or pins_older(notebook, "transformers", (4, 50)):
-        return
-    for site in sites:
-        if not _for_old_releases(site):
-            yield Hit(
-                site,
-                "`transformers.AdamW` does not exist since transformers 4.50",
-                "write `torch.optim.AdamW`; the old defaults were `eps=1e-6, weight_decay=0.0`",
-            )
+def _lightning(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
+    old = pins_older(notebook, r"(?:pytorch[-_])?lightning", (2, 0))
+    for site in [] if old else notebook.called.get("Trainer", []):
+        if _TRAINER.fullmatch(notebook.full(call(site).func, site)):
+            for word in call(site).keywords:
+                if word.arg in TRAINER_ARGUMENTS:
+                    what = f"`Trainer({word.arg}=…)` does not exist in Lightning 2"
+                    yield Site(word.value, site.frame), what, TRAINER_ARGUMENTS[word.arg]
 
 
 _TRAINER = re.compile(r"(?:pytorch_lightning|lightning(?:\.pytorch)?)(?:\.trainer){0,2}\.Trainer")
@@ -203,48 +174,24 @@ TRAINER_ARGUMENTS = {
     "`enable_progress_bar=False` for 0",
 }
 """Arguments that Lightning 2 removed, and what replaces them."""
-_ADAMW = {"transformers.AdamW", "transformers.optimization.AdamW"}
 
 
-LIBRARIES = {
-    "ignite.distributed": "pytorch-ignite up to 0.5.5",
-    "fastai_xla_extensions.multi_core": "fastai_xla_extensions",
-}
-"""Modules that call `xm.xrt_world_size`, each with the releases of its library that do."""
-
-
-@rule(
-    "library-of-old-names",
-    "error",
-    what="a library whose code for TPUs calls names that torch_xla 2.9 does not have",
-    fact="AttributeError in the library when it asks for the number of ranks",
-    source="read in the libraries: ignite/distributed/comp_models/xla.py, "
-    "fastai_xla_extensions/multi_core/learner.py",
-    fix="use `xr.global_ordinal()`, `xr.world_size()` and `xm.optimizer_step` instead, or a later "
-    "release of the library",
-)
-def _library_of_old_names(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.runs_on_tpu:
-        return
-    for module, library in LIBRARIES.items():
-        used = [
-            site
-            for full, sites in notebook.named.items()
-            if full.startswith(f"{module}.")
-            for site in sites
-        ]
-        for site in sorted(used, key=lambda site: (site.cell.index, site.line))[:1]:
-            yield Hit(
-                site, f"{library} calls `xm.xrt_world_size`, which torch_xla 2.9 does not have"
-            )
+def _transformers(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
+    names = {"transformers.AdamW", "transformers.optimization.AdamW"}
+    sites = [site for site in notebook.sites.imports if names & {*_imported(site.node)}]
+    reads = notebook.sites.attributes("AdamW")
+    sites += [site for site in reads if notebook.full(site.node, site) in names]
+    for site in sites if not pins_older(notebook, "transformers", (4, 50)) else ():
+        fix = "write `torch.optim.AdamW`; the old defaults were `eps=1e-6, weight_decay=0.0`"
+        yield site, "`transformers.AdamW` does not exist since transformers 4.50", fix
 
 
 @rule(
     "old-name",
     "hint",
     what="a name of torch_xla that still works but has a successor",
-    fact="deprecated names warn, and may be removed in the next release",
-    source="torch_xla 2.9.0, core/xla_model.py: `@deprecated`",
+    why="deprecated names warn, and may be removed in the next release (torch_xla 2.9.0, "
+    "core/xla_model.py: `@deprecated`)",
     fix="use the current name; `tpunb migrate` rewrites the notebook",
     kernel=True,
 )

@@ -1,10 +1,11 @@
-"""Lint rules on saving checkpoints."""
+"""Lint rules on files: checkpoints of XLA tensors, and files that every rank writes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.checks.sites import constant, place, receiver
 from tpunb.notebook.lint.index import NotebookIndex, Program
 from tpunb.notebook.lint.names import (
     argument,
@@ -12,6 +13,7 @@ from tpunb.notebook.lint.names import (
     dotted,
     for_other_hardware,
     last_part,
+    literal,
     words,
 )
 from tpunb.notebook.lint.rules import Hit, rule
@@ -22,24 +24,22 @@ from tpunb.notebook.lint.walk import Site
     "torch-save-on-xla",
     "warning",
     what="torch.save, or `save_pretrained` of transformers, of a model that is on an XLA device",
-    fact="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
-    "every rank writes the same file at once",
-    source="measured with torch_xla 2.9.0: torch.load gives tensors of xla:0; aws-neuron-sdk#1315",
+    why="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
+    "every rank writes the same file at once (measured with torch_xla 2.9.0: torch.load gives "
+    "tensors of xla:0; aws-neuron-sdk#1315)",
     fix="write `xm.save(model.state_dict(), path)` on every rank, or move it to the CPU first",
 )
 def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or not notebook.device_uses:
         return
     for site in notebook.calls_of("torch.save"):
-        node = call(site)
-        if not node.args or not _mentions_device(notebook, node.args[0], site):
-            continue
-        if for_other_hardware(site):
-            continue
-        yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
+        saved = call(site).args[:1]
+        on_xla = any(_mentions_device(notebook, value, site) for value in saved)
+        if on_xla and not for_other_hardware(site):
+            yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
     for site in notebook.called.get("save_pretrained", ()):
-        function = call(site).func
-        model = dotted(function.value) if isinstance(function, ast.Attribute) else ""
+        owner = receiver(site)
+        model = "" if owner is None else dotted(owner)
         if model and _is_moved(notebook, model, site) and not for_other_hardware(site):
             yield Hit(
                 site,
@@ -50,8 +50,10 @@ def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
 
 def _mentions_device(notebook: NotebookIndex, value: ast.expr, site: Site) -> bool:
     """Whether a value contains the state of a model that is on an XLA device."""
-    inner = {last_part(part.func) for part in ast.walk(value) if isinstance(part, ast.Call)}
-    if inner & {"cpu", "to", "_maybe_convert_to_cpu", "tree_map"}:
+    calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
+    inner = {last_part(part.func) for part in calls}
+    moved = {"cpu", "to", "_maybe_convert_to_cpu", "tree_map"}
+    if inner & moved or isinstance(value, ast.DictComp):
         return False
     if isinstance(value, ast.Name):
         values = notebook.values(value.id, site.frame)
@@ -59,35 +61,29 @@ def _mentions_device(notebook: NotebookIndex, value: ast.expr, site: Site) -> bo
             isinstance(v.node, ast.Call | ast.Dict) and _mentions_device(notebook, v.node, v)
             for v in values
         )
-    if isinstance(value, ast.DictComp):
-        return False
-    for part in ast.walk(value):
-        if isinstance(part, ast.Call) and last_part(part.func) == "state_dict":
-            assert isinstance(part.func, ast.Attribute | ast.Name)
-            model = dotted(part.func.value) if isinstance(part.func, ast.Attribute) else ""
-            if model and _is_moved(notebook, model, site):
-                return True
-    return False
+    models = (
+        dotted(part.func.value)
+        for part in calls
+        if isinstance(part.func, ast.Attribute) and part.func.attr == "state_dict"
+    )
+    return any(model and _is_moved(notebook, model, site) for model in models)
 
 
 def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     """Whether the last move of a model before a site is to an XLA device."""
-    moves = []
-    for name in ("to", "cpu"):
-        for other in notebook.called.get(name, ()):
-            function = call(other).func
-            if not isinstance(function, ast.Attribute):
-                continue
-            moved = dotted(function.value) == model or any(
-                value.node is other.node for value in notebook.values(model, site.frame)
-            )
-            same = other.frame.function is site.frame.function
-            before = (other.cell.index, other.line) < (site.cell.index, site.line)
-            if moved and same and before:
-                moves.append(other)
+    made = [value.node for value in notebook.values(model, site.frame)]
+    moves = [
+        other
+        for name in ("to", "cpu")
+        for other in notebook.called.get(name, ())
+        if (owner := receiver(other)) is not None
+        and (dotted(owner) == model or any(node is other.node for node in made))
+        and other.frame.function is site.frame.function
+        and place(other) < place(site)
+    ]
     if not moves:
         return False
-    final = max(moves, key=lambda other: (other.cell.index, other.line))
+    final = max(moves, key=place)
     target = argument(call(final), "device", 0)
     return target is not None and notebook.is_xla_device(target, final)
 
@@ -96,20 +92,19 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     "file-of-all-ranks",
     "warning",
     what="one file that every core writes",
-    fact="the cores write it at the same time: it may contain parts of several, or only those of "
-    "the one that was last",
-    source="follows from the code: the name of the file is the same on all cores",
+    why="the cores write it at the same time: it may contain parts of several, or only those of "
+    "the one that was last (follows from the code: the name of the file is the same on all cores)",
     fix="write it under `if xr.global_ordinal() == 0:`, or put the rank into its name",
 )
 def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     on_xla = {(hit.cell.index, hit.line) for hit in _torch_save_on_xla(notebook)}
     for program in notebook.programs:
         for site in notebook.sites.calls if not program.alone else ():
-            if site not in program or (site.cell.index, site.line) in on_xla:
+            if site not in program or place(site) in on_xla:
                 continue
-            path = _written(notebook, site)
-            name = None if path is None else _constant(notebook, path, site)
-            if name and not name.startswith("/dev/") and _on_every_rank(notebook, program, site):
+            name = constant(notebook, _written(notebook, site), site)
+            is_file = isinstance(name, str) and name and not name.startswith("/dev/")
+            if is_file and _on_every_rank(notebook, program, site):
                 yield Hit(site, f"every core writes {name!r}")
 
 
@@ -130,26 +125,14 @@ _WRITING = (
 def _written(notebook: NotebookIndex, site: Site) -> ast.expr | None:
     """The name of the file that a call writes."""
     node = call(site)
-    full, name = notebook.full(node.func, site), last_part(node.func)
+    full = notebook.full(node.func, site)
     if full in _WRITERS:
         return argument(node, "f", _WRITERS[full])
     if full == "open":
-        mode = argument(node, "mode", 1)
-        text = mode.value if isinstance(mode, ast.Constant) else ""
-        return argument(node, "file", 0) if set(str(text)) & set("wxa") else None
-    if name in _WRITING and isinstance(node.func, ast.Attribute):
-        return node.args[0] if node.args else None
-    return None
-
-
-def _constant(notebook: NotebookIndex, node: ast.expr, site: Site) -> str | None:
-    """The text that an expression certainly is; None if that is not known."""
-    values: list[ast.AST] = [node]
-    if isinstance(node, ast.Name):
-        values = [value.node for value in notebook.values(node.id, site.frame)]
-    texts = {value.value if isinstance(value, ast.Constant) else None for value in values}
-    text = texts.pop() if len(texts) == 1 else None
-    return text if isinstance(text, str) else None
+        writes = set(str(literal(argument(node, "mode", 1)))) & set("wxa")
+        return argument(node, "file", 0) if writes else None
+    method = receiver(site) is not None and last_part(node.func) in _WRITING
+    return node.args[0] if method and node.args else None
 
 
 _ONE = ("main", "master", "first", "rank", "zero", "ordinal", "process", "once")
@@ -185,29 +168,24 @@ def _on_every_rank(notebook: NotebookIndex, program: Program, site: Site, depth:
 
 def _may_have_left(body: ast.AST, site: Site) -> bool:
     """Whether a rank may have left the function, or this pass of a loop, above a site."""
-    return any(
-        isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break)
-        and node.lineno < site.line
-        for node in ast.walk(body)
-    )
+    leaves = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+    return any(isinstance(node, leaves) and node.lineno < site.line for node in ast.walk(body))
 
 
 @rule(
     "load-to-xla",
     "error",
     what="torch.load with `map_location` an XLA device",
-    fact="RuntimeError: don't know how to restore data location of "
-    "torch.storage.UntypedStorage (tagged with xla:0)",
-    source="measured with torch 2.9.0 and torch_xla 2.9.0",
+    why="RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage "
+    "(tagged with xla:0) (measured with torch 2.9.0 and torch_xla 2.9.0)",
     fix="write `torch.load(path, map_location='cpu')`, and move the model to the device afterwards",
     kernel=True,
 )
 def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.load"):
         target = argument(call(site), "map_location", 1)
-        if target is None or not _only_xla(notebook, target, site):
-            continue
-        yield Hit(site, "torch.load cannot put tensors on an XLA device")
+        if target is not None and _only_xla(notebook, target, site):
+            yield Hit(site, "torch.load cannot put tensors on an XLA device")
 
 
 def _only_xla(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:

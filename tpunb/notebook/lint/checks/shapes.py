@@ -5,33 +5,25 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.checks.sites import receiver
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.lint.walk import DefinedFunction, Site
 
-CHANGING = {"torch.nonzero", "torch.masked_select", "torch.unique", "torch.unique_consecutive"}
-PADDING = {"pad", "batch_encode_plus", "encode_plus"}
-MULTIPLE = ("pad_to_multiple_of",)
-METHODS = {"nonzero", "masked_select", "unique", "unique_consecutive"}
-
-
-def _on_device(notebook: NotebookIndex) -> list[Site]:
-    """The calls that certainly run with XLA tensors: in training loops and in `forward`."""
-    values = {id(site): site for loop in notebook.loops for site in (*loop.sites, *loop.called)}
-    for function in notebook.functions.get("forward", ()):
-        if function.method_of is not None:
-            values |= {id(site): site for site in function.calls}
-    return list(values.values())
+METHODS = ("nonzero", "masked_select", "unique", "unique_consecutive")
+FUNCTIONS = [f"torch.{name}" for name in METHODS]
+MULTIPLE = "pad_to_multiple_of"
+PADDING = ("pad", "batch_encode_plus", "encode_plus")
 
 
 @rule(
     "changing-shape",
     "warning",
     what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
-    fact="the size of the result depends on the values: Python waits for the device, and every new "
-    "size needs a new program",
-    source="measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic shapes",
+    why="the size of the result depends on the values: Python waits for the device, and every new "
+    "size needs a new program (measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic "
+    "shapes)",
     fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
     "`(x * mask).sum() / mask.sum()`",
 )
@@ -40,29 +32,37 @@ def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     for site in _on_device(notebook):
         node = call(site)
-        full = notebook.full(node.func, site)
-        name = last_part(node.func)
+        full, name, owner = notebook.full(node.func, site), last_part(node.func), receiver(site)
         alone = len(node.args) == 1 and not node.keywords
-        if full in CHANGING or (full == "torch.where" and alone):
+        if full in FUNCTIONS or (full == "torch.where" and alone):
             yield Hit(site, f"the size of the result of `{full}` depends on the values")
-        elif name in METHODS and not full and isinstance(node.func, ast.Attribute):
-            host = _of_host(notebook, node.func.value, site)
-            if not host and (name == "masked_select" or not node.args):
+        elif name in METHODS and not full and owner is not None:
+            bare = name == "masked_select" or not node.args
+            if bare and not _of_host(notebook, owner, site):
                 yield Hit(site, f"the size of the result of `.{name}()` depends on the values")
     loops = {id(loop.frame) for loop in notebook.loops}
     for site in notebook.sites.subscripts:
         subscript = site.node
         assert isinstance(subscript, ast.Subscript)
-        if not isinstance(subscript.ctx, ast.Load):
+        if not isinstance(subscript.ctx, ast.Load) or not _is_mask(notebook, subscript.slice, site):
             continue
-        if not _is_mask(notebook, subscript.slice, site) or _of_host(
+        in_loop = any(id(frame) in loops for frame in site.frame.outward())
+        if (in_loop or _is_forward(site.frame.function)) and not _of_host(
             notebook, subscript.value, site
         ):
-            continue
-        function = site.frame.function
-        forward = function and function.name == "forward" and function.method_of
-        if forward or any(id(frame) in loops for frame in site.frame.outward()):
             yield Hit(site, "the size of `x[mask]` depends on the values")
+
+
+def _on_device(notebook: NotebookIndex) -> list[Site]:
+    """The calls that certainly run with XLA tensors: in training loops and in `forward`."""
+    sites = [site for loop in notebook.loops for site in (*loop.sites, *loop.called)]
+    forward = filter(_is_forward, notebook.functions.get("forward", ()))
+    sites += [site for function in forward for site in function.calls]
+    return list({id(site): site for site in sites}.values())
+
+
+def _is_forward(function: DefinedFunction | None) -> bool:
+    return function is not None and function.name == "forward" and function.method_of is not None
 
 
 def _is_mask(notebook: NotebookIndex, index: ast.expr, site: Site) -> bool:
@@ -87,7 +87,7 @@ def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
         return full.startswith(("numpy.", "pandas.")) or last_part(node.func) in ("numpy", "tolist")
     if isinstance(node, ast.Subscript | ast.Attribute) and not name:
         return _of_host(notebook, node.value, site)
-    if any(part in ("df", "self.df", "np", "pd") or part.endswith("_df") for part in (name,)):
+    if name in ("df", "self.df", "np", "pd") or name.endswith("_df"):
         return True
     values = notebook.values(name, site.frame) if name else []
     return any(isinstance(v.node, ast.Call) and _of_host(notebook, v.node, v) for v in values)
@@ -97,27 +97,24 @@ def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     "dynamic-padding",
     "warning",
     what="a tokenizer or collator that pads to the longest text of a batch",
-    fact="every new length needs a new program: one report had 54 minutes of compiling for 34 s of "
-    "work",
-    source="pytorch/xla#2655",
+    why="every new length needs a new program: one report had 54 minutes of compiling for 34 s of "
+    "work (pytorch/xla#2655)",
     fix="use `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
     "for only a few lengths",
 )
 def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
         return
+    message = "each batch is padded to its own longest text"
     for site in notebook.calls_of("transformers.DataCollatorWithPadding"):
-        if not any(word.arg in ("max_length", *MULTIPLE) for word in call(site).keywords):
-            yield Hit(site, "each batch is padded to its own longest text")
+        if not any(word.arg in ("max_length", MULTIPLE) for word in call(site).keywords):
+            yield Hit(site, message)
     for name, sites in notebook.called.items():
         if "tokeniz" not in name.lower() and name not in PADDING:
             continue
         for site in sites:
             longest = literal(argument(call(site), "padding")) in (True, "longest")
-            if longest and argument(call(site), *MULTIPLE) is None and not _one_shot(site):
-                yield Hit(site, "each batch is padded to its own longest text")
-
-
-def _one_shot(site: Site) -> bool:
-    """Whether a site runs once, at the top level: then the whole data set gets one length."""
-    return site.frame.function is None and site.loop() is None
+            # At the top level the whole data set gets one length.
+            repeated = site.frame.function is not None or site.loop() is not None
+            if longest and repeated and argument(call(site), MULTIPLE) is None:
+                yield Hit(site, message)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
+from tpunb.notebook.lint.checks.sites import has_spread, place
+from tpunb.notebook.lint.index import XM, NotebookIndex
+from tpunb.notebook.lint.names import argument, call, dotted, literal
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import Site
 
-_OF_NODES = ("TPU_NAME", "COLAB_TPU_ADDR", "XRT_TPU_CONFIG", "KAGGLE_TPU_NAME")
 SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
 LAUNCH = "torch_xla.launch"
 ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher")
@@ -20,57 +20,33 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
     "nprocs",
     "error",
     what="xmp.spawn with `nprocs` other than 1 or None, in a notebook without %%tpu_train",
-    fact="ValueError: Unsupported nprocs",
-    source="torch_xla 2.9.0 _internal/pjrt.py; since 2.6",
+    why="ValueError: Unsupported nprocs (torch_xla 2.9.0 _internal/pjrt.py; since 2.6)",
     fix="remove nprocs to use every core, or put the call under %%tpu_train, where the run's "
     "number of cores is used",
     kernel=True,
 )
 def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(SPAWN):
-        if site.cell.part == "train" or notebook.in_rank(site):
-            continue
         value = argument(call(site), "nprocs", 2)
-        if value is not None and (variable := _asked_variable(notebook, value, site)):
-            yield Hit(
-                site,
-                f"{variable} is not set on current TPU machines, so nprocs may be 1 and only one "
-                "core is used, without a warning",
-                severity="warning",
-            )
+        if value is None or site.cell.part == "train" or notebook.in_rank(site):
             continue
-        number = _number(notebook, value, site)
-        if value is None or number in (1, None):
-            continue
-        yield Hit(site, f"xmp.spawn(nprocs={number}) raises ValueError: only 1 and None work")
+        if (number := _number(notebook, value, site)) not in (1, None):
+            message = f"xmp.spawn(nprocs={number}) raises ValueError: only 1 and None work"
+            yield Hit(site, message)
 
 
-def _asked_variable(notebook: NotebookIndex, value: ast.expr, site: Site) -> str | None:
-    """The variable of old TPU nodes that determines the number: `8 if TPU_NAME else 1`."""
-    if isinstance(value, ast.Name):
-        for assigned in notebook.values(value.id, site.frame):
-            if isinstance(assigned.node, ast.IfExp):
-                return _asked_variable(notebook, assigned.node, assigned)
-    if not isinstance(value, ast.IfExp):
-        return None
-    texts = {part.value for part in ast.walk(value.test) if isinstance(part, ast.Constant)}
-    return next((name for name in _OF_NODES if name in texts), None)
-
-
-def _number(notebook: NotebookIndex, node: ast.AST | None, site: Site) -> int | None:
+def _number(notebook: NotebookIndex, node: ast.AST, site: Site) -> int | None:
     """The number that an expression evaluates to; None if that is not certain."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    values = list[Site]()
     if isinstance(node, ast.Subscript):
         values = list(_items(notebook, node, site))
-        numbers = {_number(notebook, value.node, value) for value in values}
-        return numbers.pop() if len(numbers) == 1 else None
-    if isinstance(node, ast.Name | ast.Attribute):
+    elif isinstance(node, ast.Name | ast.Attribute):
         values = notebook.values(dotted(node), site.frame)
-        numbers = {_number(notebook, v.node, v) for v in values if not isinstance(v.node, ast.Name)}
-        if len(numbers) == 1:
-            return numbers.pop()
-    return None
+        values = [value for value in values if not isinstance(value.node, ast.Name)]
+    numbers = {_number(notebook, value.node, value) for value in values}
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator[Site]:
@@ -81,16 +57,15 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
     if key is ... or not name:
         return
     for assign in notebook.sites.assigns:
-        if not isinstance(assign.node, ast.Assign):
-            continue
-        for target in assign.node.targets:
-            here = isinstance(target, ast.Subscript) and dotted(target.value) == name
-            if here and isinstance(target, ast.Subscript) and literal(target.slice) == key:
-                yield Site(assign.node.value, assign.frame)
+        for target in assign.node.targets if isinstance(assign.node, ast.Assign) else ():
+            if not isinstance(target, ast.Subscript) or dotted(target.value) != name:
+                continue
+            if literal(target.slice) == key:
+                yield Site(assign.node.value, assign.frame)  # type: ignore[attr-defined]
     for value in notebook.values(name, site.frame):
         if isinstance(value.node, ast.Dict):
             for given, item in zip(value.node.keys, value.node.values, strict=True):
-                if given is not None and literal(given) == key:
+                if literal(given) == key:
                     yield Site(item, value.frame)
 
 
@@ -98,9 +73,9 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
     "spawn-from-notebook",
     "error",
     what="torch_xla.launch or xmp.spawn with start method spawn and a function of the notebook",
-    fact="a spawned process cannot find a function that a cell defines: BrokenProcessPool, or "
-    "\"Can't get attribute '_mp_fn' on <module '__main__'>\"",
-    source="measured with torch_xla 2.9.0; pytorch/xla#2750, #7761",
+    why="a spawned process cannot find a function that a cell defines: BrokenProcessPool, or "
+    "\"Can't get attribute '_mp_fn' on <module '__main__'>\" (measured with torch_xla 2.9.0; "
+    "pytorch/xla#2750, #7761)",
     fix="put the call under %%tpu_train, or pass start_method='fork'",
     kernel=True,
 )
@@ -110,14 +85,12 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
         if site.cell.part == "train" or notebook.in_rank(site) or notebook.one_process(site):
             continue
         target = argument(node, "fn", 0)
-        name = last_part(target) if isinstance(target, ast.Name) else ""
+        name = target.id if isinstance(target, ast.Name) else ""
         if not isinstance(target, ast.Lambda) and name not in notebook.functions:
             continue
         at = 2 if notebook.full(node.func, site) == LAUNCH else 5
         method = argument(node, "start_method", at)
-        spread = any(word.arg is None for word in node.keywords)
-        default = method is None and not spread
-        if default or (isinstance(method, ast.Constant) and method.value == "spawn"):
+        if literal(method) == "spawn" or (method is None and not has_spread(node)):
             shown = f"`{name}`" if name else "the lambda"
             yield Hit(site, f"the start method is spawn, and {shown} is defined in the notebook")
 
@@ -126,14 +99,14 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
     "device-before-ranks",
     "error",
     what="an XLA device used before the ranks are started",
-    fact="RuntimeError: Runtime is already initialized. Do not use the XLA device before calling "
-    "xmp.spawn. Above a %%tpu_train cell it works, but every rank then runs these cells itself",
-    source="measured with torch_xla 2.9.0; pytorch/xla#9303",
+    why="RuntimeError: Runtime is already initialized. Do not use the XLA device before calling "
+    "xmp.spawn. Above a %%tpu_train cell it works, but every rank then runs these cells itself "
+    "(measured with torch_xla 2.9.0; pytorch/xla#9303)",
     fix="use devices only inside the function that is launched",
 )
 def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [site for site in notebook.launches if not notebook.one_process(site)]
-    end = max(((site.cell.index, site.line) for site in launches), default=(-1, 0))
+    end = max(map(place, launches), default=(-1, 0))
     for site in notebook.device_uses:
         if site.frame.function is not None or site.cell.part != "prelude":
             continue
@@ -146,13 +119,10 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
                 severity="hint",
             )
             return
-        if (site.cell.index, site.line) < end:
+        if place(site) < end:
             sure = not any(True for _ in site.conditions()) and site.simple()
-            yield Hit(
-                site,
-                "an XLA device is used in the kernel before the ranks are started",
-                severity=None if sure else "warning",
-            )
+            message = "an XLA device is used in the kernel before the ranks are started"
+            yield Hit(site, message, severity=None if sure else "warning")
             return
 
 
@@ -160,23 +130,19 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     "device-number",
     "warning",
     what="a device chosen by the rank's number",
-    fact="a process has one device, number 0: IndexError for any other number",
-    source="measured with torch_xla 2.9.0; pytorch/xla#2338",
+    why="a process has one device, number 0: IndexError for any other number (measured with "
+    "torch_xla 2.9.0; pytorch/xla#2338)",
     fix="write `torch_xla.device()` without a number",
 )
 def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of("torch_xla.device", "torch_xla.core.xla_model.xla_device"):
-        function = site.frame.function
+    for site in notebook.calls_of("torch_xla.device", f"{XM}.xla_device"):
         value = argument(call(site), "n", 0) or argument(call(site), "index")
         if value is None or not (notebook.multi or notebook.launches) or not notebook.in_rank(site):
             continue
-        if isinstance(value, ast.Constant) and type(value.value) is int and value.value > 0:
-            yield Hit(site, f"device number {value.value}: a rank has only number 0")
-        elif (
-            function is not None
-            and dotted(value)
-            and dotted(value) == notebook.rank_parameter(function)
-        ):
+        number, function = literal(value), site.frame.function
+        if type(number) is int and number > 0:
+            yield Hit(site, f"device number {number}: a rank has only number 0")
+        elif function and (name := dotted(value)) and name == notebook.rank_parameter(function):
             yield Hit(site, "the device is chosen by the rank's number: a rank has only number 0")
 
 
@@ -184,16 +150,15 @@ def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
     "accelerator-before-ranks",
     "error",
     what="an `Accelerator()` created before notebook_launcher is called",
-    fact="ValueError: the `Accelerator` should only be initialized inside your training function",
-    source="accelerate 1.15 launchers.py",
+    why="ValueError: the `Accelerator` should only be initialized inside your training function "
+    "(accelerate 1.15 launchers.py)",
     fix="create the Accelerator inside the function that is launched",
 )
 def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [s for s in notebook.calls_of(*ACCELERATE) if s.cell.part == "prelude"]
-    end = max(((s.cell.index, s.line) for s in launches), default=(-1, 0))
+    end = max(map(place, launches), default=(-1, 0))
     for site in notebook.calls_of("accelerate.Accelerator"):
-        early = (site.cell.index, site.line) < end
-        if early and site.simple() and site.frame.function is None:
+        if place(site) < end and site.simple() and site.frame.function is None:
             yield Hit(site, "an Accelerator is created in the kernel, before notebook_launcher")
 
 
@@ -201,14 +166,40 @@ def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     "processes-on-tpu",
     "hint",
     what="notebook_launcher with a number of processes, outside %%tpu_train",
-    fact="on Colab's and Kaggle's TPUs the number is ignored; on any other TPU machine accelerate "
-    "starts that many GPU processes, and they fail",
-    source="accelerate 1.15 launchers.py",
+    why="on Colab's and Kaggle's TPUs the number is ignored; on any other TPU machine accelerate "
+    "starts that many GPU processes, and they fail (accelerate 1.15 launchers.py)",
     fix="put the call under %%tpu_train, where the run's number of cores is used",
 )
 def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*ACCELERATE):
-        value = argument(call(site), "num_processes", 2)
-        if value is None or site.cell.part != "prelude" or notebook.one_process(site):
-            continue
-        yield Hit(site, "num_processes starts GPU processes if accelerate detects no TPU")
+        given = argument(call(site), "num_processes", 2) is not None
+        if given and site.cell.part == "prelude" and not notebook.one_process(site):
+            yield Hit(site, "num_processes starts GPU processes if accelerate detects no TPU")
+
+
+def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether SPMD is certainly on, in the same process, when a site is reached."""
+    for use in notebook.calls_of("torch_xla.runtime.use_spmd"):
+        # Each train cell is a run of its own; other cells may be part of none.
+        parts = {use.cell.part, site.cell.part}
+        same = use.cell is site.cell or ("kernel" not in parts and parts != {"train"})
+        if same and place(use) < place(site) and use.frame.function is None and use.simple():
+            return True
+    return False
+
+
+@rule(
+    "spmd-launch",
+    "error",
+    what="torch_xla.launch, or torch.distributed's backend xla, after xr.use_spmd()",
+    why="NotImplementedError: launch function does not support SPMD at this time; AssertionError: "
+    "XLA backend is not supported with SPMD (measured with torch_xla 2.9.0)",
+    fix="call the function itself, without a process group: with SPMD there is one process",
+)
+def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(LAUNCH, "torch.distributed.init_process_group"):
+        launches = notebook.full(call(site).func, site) == LAUNCH
+        group = not launches and literal(argument(call(site), "backend", 0)) == "xla"
+        if (launches or group) and _after_spmd(notebook, site):
+            what = "torch_xla.launch" if launches else "the backend xla"
+            yield Hit(site, f"{what} does not work after xr.use_spmd()", certain=True)

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
 from tpunb.notebook.convert.names import defines_unseen
 from tpunb.notebook.convert.statements import bound_names
+from tpunb.notebook.lint.checks.sites import is_tried, place
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.lint.walk import ParsedCell
 
+USUAL = {
+    "xm": "import torch_xla.core.xla_model as xm",
+    "xmp": "import torch_xla.distributed.xla_multiprocessing as xmp",
+    "xr": "import torch_xla.runtime as xr",
+    "torch_xla": "import torch_xla",
+}
+"""The usual names of torch_xla's modules, with their imports."""
 IPYTHON = frozenset("display get_ipython In Out exit quit open __file__ __IPYTHON__".split())
 """Names that a kernel defines in addition to Python's builtins."""
 _MAGIC = re.compile(r"\s*([%!]|[\w, ]+=\s*[%!])")
@@ -24,8 +32,8 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
     "undefined-name",
     "error",
     what="a name that no cell defines, or only a cell below",
-    fact="NameError when the line runs: on every core, perhaps at the end of the training",
-    source="pyflakes, on the cells of the notebook in their order",
+    why="NameError when the line runs: on every core, perhaps at the end of the training "
+    "(pyflakes, on the cells of the notebook in their order)",
     fix="define or import it in a cell above",
 )
 def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
@@ -46,8 +54,9 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
         if name in elsewhere or name in notebook.held or _OWN.fullmatch(name):
             continue
         below = [other for other in cells if name in bound_names(other.tree)]
-        site = next((s for s in notebook.sites.loads(name) if _is_at(s, cell, node)), None)
-        always = site is not None and not any(site.conditions()) and not _tried(site)
+        at = (cell.index, node.lineno)
+        site = next((load for load in notebook.sites.loads(name) if place(load) == at), None)
+        always = site is not None and not any(site.conditions()) and not is_tried(site)
         if below:
             if cell.part == "train" or not always:
                 continue  # the kernel may have a value for it
@@ -57,17 +66,10 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
         yield Hit(
             site or (cell, node.lineno),
             message,
+            f"write `{USUAL[name]}` in a cell above" if name in USUAL else None,
             severity=None if always else "warning",
             certain=not below,
         )
-
-
-def _is_at(site: Site, cell: ParsedCell, node: ast.Name) -> bool:
-    return site.cell is cell and site.line == node.lineno
-
-
-def _tried(site: Site) -> bool:
-    return any(isinstance(frame.node, ast.Try) for frame in site.frame.outward())
 
 
 def _words_of_magics(cell: ParsedCell) -> set[str]:

@@ -1,0 +1,61 @@
+"""What several rules ask: a call's place, receiver, values and ranks, and installed releases."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.names import call, literal
+from tpunb.notebook.lint.walk import Site
+
+TRIES = (ast.Try, ast.ExceptHandler)
+
+
+def place(site: Site) -> tuple[int, int]:
+    """Return the cell and line of a site, which compare in the notebook's order."""
+    return site.cell.index, site.line
+
+
+def receiver(site: Site) -> ast.expr | None:
+    """Return the object of a method call: `x.y` for `x.y.f()`; None for `f()`."""
+    function = call(site).func
+    return function.value if isinstance(function, ast.Attribute) else None
+
+
+def has_spread(node: ast.Call) -> bool:
+    """Whether a call has `**` arguments, which may contain any name."""
+    return any(word.arg is None for word in node.keywords)
+
+
+def constant(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> object:
+    """Return the constant that an expression is, also by a name with only one value; else `...`."""
+    if not isinstance(node, ast.Name):
+        return literal(node)
+    values = {literal(value.node) for value in notebook.values(node.id, site.frame)}
+    return values.pop() if len(values) == 1 else ...
+
+
+def is_tried(site: Site) -> bool:
+    """Whether a site is in a `try` statement."""
+    return any(isinstance(frame.node, TRIES) for frame in site.frame.outward())
+
+
+def on_several_cores(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether several ranks run a site."""
+    return any(site in program for program in notebook.programs if not program.alone)
+
+
+def pins_older(notebook: NotebookIndex, package: str, release: tuple[int, int]) -> bool:
+    """Whether a command of the notebook installs a package from before a release.
+
+    `package` is a regular expression.
+    """
+    pin = re.compile(rf"(?<![\w-]){package}(?:\[[^\]]*\])?\s*(==|~=|<=?)\s*(\d+)(?:\.(\d+))?")
+    for cell in notebook.cells:
+        for _, text in cell.commands():
+            for sign, major, minor in pin.findall(text):
+                found = (int(major), int(minor or 0))
+                if found < release or (sign == "<" and found == release):
+                    return True
+    return False
