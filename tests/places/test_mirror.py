@@ -20,7 +20,7 @@ from tpunb.places.mirror import Mirror, MirrorProcess, wait_until_taken
 from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Note, Phase, to_line
+from tpunb.runs.events import Ended, Phase, to_line
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.stream import Append, End, Hello, Line, Replace, Stop
@@ -152,22 +152,6 @@ def test_returns_are_fetched_from_host_0(run: RunDir) -> None:
     place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
     followed(run, place)
     assert place.fetched == [(["returns"], [0])]
-
-
-def test_place_is_released_before_the_result_is_written(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
-    here: list[RunResult | None] = []
-
-    def finish(say: Callable[[str], None]) -> None:
-        here.append(run.read_result())
-        say("the session stays")
-
-    monkeypatch.setattr(place, "finish", finish)
-    assert followed(run, place) is not None
-    assert here == [None]
-    assert "the session stays" in [e.text for e in run.read_events() if isinstance(e, Note)]
 
 
 @pytest.mark.usefixtures("starts_processes")

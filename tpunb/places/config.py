@@ -126,22 +126,6 @@ class JobSetSettings(Settings):
 
 
 @dataclass(frozen=True)
-class ColabSettings(Settings):
-    """`kind = "colab"`: sessions of Google Colab, through its own command line tool `colab`."""
-
-    accelerator: Literal["", "v5e1", "v6e1", "cpu"] = ""
-    """A TPU of one chip, or "cpu" for a rehearsal in the session."""
-    auth: Literal["", "oauth2", "adc"] = ""
-    """How `colab` finds your account (its `--auth`); "": its default."""
-    packages: tuple[str, ...] = ()
-    """Packages to install in each session before the run, as for pip."""
-    files: tuple[str, ...] = ()
-    """Files and folders to copy, as in `HostSettings.files`."""
-    keep: bool = False
-    """Keep the session after its run has ended; it costs until you stop it."""
-
-
-@dataclass(frozen=True)
 class KaggleSettings(Settings):
     """`kind = "kaggle"`: sessions of Kaggle's notebooks."""
 
@@ -163,7 +147,6 @@ KINDS: Mapping[str, type[Settings]] = {
     "gcloud-tpu": GcloudTpuSettings,
     "gcloud-mig": GcloudMigSettings,
     "jobset": JobSetSettings,
-    "colab": ColabSettings,
     "kaggle": KaggleSettings,
 }
 _NEEDED = {
@@ -175,7 +158,6 @@ _NEEDED = {
         "topology": 'topology = "4x4"',
         "image": 'image = "us-docker.pkg.dev/my-project/my-repository/tpunb"',
     },
-    "colab": {"accelerator": 'accelerator = "v5e1"'},
     "kaggle": {},
 }
 """Required keys of each kind, with an example."""
@@ -196,8 +178,6 @@ _EXAMPLES = {
     float: "3600",
     bool: "true",
     Literal["check", "make"]: '"check" or "make"',
-    Literal["", "v5e1", "v6e1", "cpu"]: '"v5e1", "v6e1" or "cpu"',
-    Literal["", "oauth2", "adc"]: '"oauth2" or "adc"',
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")

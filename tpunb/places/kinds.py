@@ -19,8 +19,6 @@ def find_kind(kind: str) -> Kind:
     match kind:
         case "jobset":
             from tpunb.places.gke import KIND
-        case "colab":
-            from tpunb.places.colab import KIND
         case "kaggle":
             from tpunb.places.kaggle import KIND
         case _:

@@ -338,7 +338,6 @@ class Mirror:
             self._fetch_returns()
         if self.spec.profile is not None:
             self._fetch_trace()
-        self.place.finish(lambda text: self.run.emit(Note(text)))
         problem = self._merge.problem
         if problem:
             self.run.emit(Note(f"the copy of the run on this machine is incomplete: {problem}"))

@@ -145,12 +145,6 @@ class Place(ABC):
     def release_lifelines(self) -> None:
         """Let the hosts end a run that is not detached, because the kernel has ended."""
 
-    def finish(self, say: Callable[[str], None]) -> None:  # noqa: B027 (most have nothing to do)
-        """After the end of the run, fetch what would be lost, and release what the run occupied.
-
-        `say` is called with what could not be fetched or released. Raises nothing.
-        """
-
     def note_taken(self) -> None:
         """Note that the place has the run. Before, nothing has confirmed that a tool sent it."""
         with contextlib.suppress(OSError):  # a full disk

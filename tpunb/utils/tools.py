@@ -37,7 +37,6 @@ _INSTALL = {
     "ssh": "install OpenSSH's client",
     "gcloud": "https://cloud.google.com/sdk/docs/install",
     "kubectl": "https://kubernetes.io/docs/tasks/tools/",
-    "colab": "`uv tool install google-colab-cli` installs it",
 }
 
 
@@ -90,7 +89,6 @@ def call(
     given: bytes | None = None,
     timeout: float = PATIENCE,
     most: int = MOST,
-    gentle: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Printed:
@@ -102,7 +100,6 @@ def call(
         given: Its standard input; None: empty.
         timeout: Seconds.
         most: The most bytes that it may print.
-        gentle: Seconds in which an interrupted tool can end by itself, before it is killed.
         cancelled: Returns True once the result is no longer wanted.
         options: Options of `subprocess.Popen`.
 
@@ -112,7 +109,7 @@ def call(
     try:
         call.run(given or b"", timeout, cancelled)
     finally:
-        call.end(gentle)
+        call.end()
     output, errors = (plain(bytes(each).decode("utf-8", "replace")) for each in call.printed)
     if call.process.returncode:
         said = errors.strip() or output.strip()
@@ -220,14 +217,10 @@ class _Call:
         first = next((each for each in printed if each), b"")
         return quote(plain(bytes(first[: 4 * _QUOTED]).decode("utf-8", "replace")))
 
-    def end(self, gentle: float) -> None:
+    def end(self) -> None:
         """End it if it has not ended, with the processes that it has started."""
         process = self.process
         if process.poll() is None:
-            if gentle:
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(gentle)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
