@@ -183,4 +183,4 @@ def test_host_report_as_json(pod: ReachedPod) -> None:
     pod.change("h1", refuses="no")
     report = json.loads(json.dumps(asked(pod).to_json()))
     assert [host["reached"] for host in report["hosts"]] == [True, False]
-    assert report["problems"] == [{"host": "h1", "message": "no"}]
+    assert report["advice"] == []

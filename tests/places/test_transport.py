@@ -177,7 +177,7 @@ def test_each_host_has_its_own_exit_code_and_message(pod: ReachedPod) -> None:
     reached = make_transport(find_place("pod", pod.project))
     answers = ask_hosts(reached, {0: ("exit 3", b""), 1: ("echo no >&2; exit 4", b"")})
     assert [answer.returncode for answer in answers.values()] == [3, 4]
-    assert [answer.problem() for answer in answers.values()] == ["exit code 3", "no"]
+    assert [answer.problem for answer in answers.values()] == ["exit code 3", "no"]
 
 
 def test_large_input_and_output_at_once(pod: ReachedPod) -> None:
@@ -191,7 +191,7 @@ def test_timeout_of_a_host_that_does_not_answer(pod: ReachedPod) -> None:
     reached = make_transport(find_place("pod", pod.project))
     [answer] = ask_hosts(reached, {1: ("sleep 600", b"")}, timeout=0.5).values()
     assert answer.returncode is None
-    assert answer.problem().startswith("no answer in")
+    assert answer.problem.startswith("no answer in")
     for pid in pod.left():
         os.kill(pid, signal.SIGKILL)  # sshd would leave it running as well
 
@@ -240,9 +240,9 @@ def test_a_host_that_answers_without_an_end_is_cut_off(monkeypatch: pytest.Monke
     answers = transport.run_commands(
         ("h0", "h1", "h2"), commands, timeout=60, cancelled=lambda: False
     )
-    assert answers[0].problem().startswith("it has printed more than 1 MB, which begin with … ")
-    assert answers[1].problem().startswith("it has printed more than 1 MB")
-    assert (answers[2].output, answers[2].problem()) == (b"hello", "")
+    assert answers[0].problem.startswith("it has printed more than 1 MB, which begin with … ")
+    assert answers[1].problem.startswith("it has printed more than 1 MB")
+    assert (answers[2].output, answers[2].problem) == (b"hello", "")
 
 
 def test_a_host_that_closes_its_output_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_a_host_that_closes_its_output_has_not_ended(monkeypatch: pytest.MonkeyP
         answers = transport.run_commands(
             ("h0",), commands, timeout=timeout, cancelled=lambda: False
         )
-        return answers[0].problem()
+        return answers[0].problem
 
     assert problem("exec yes no", 60).startswith("it has printed more than 1 MB")
     assert problem("sleep 0.3; exit 3", 60) == "exit code 3"

@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import metadata as installed
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +40,7 @@ from tpunb.runs.stream import ARCHIVE, End, Hello, Line, Replace, Start, Stop, T
 from tpunb.utils import env_vars, records
 from tpunb.utils.errors import SetupError, TpunbError
 from tpunb.utils.files import LineBuffer, LineTail
-from tpunb.utils.version import __version__
+from tpunb.utils.version import installed_versions
 
 POLL_INTERVAL = 0.04
 """Seconds between polls of the run folder."""
@@ -57,7 +56,6 @@ LINGER_AT_MOST = 3600.0
 """Maximum seconds for which a pod waits while its files are fetched."""
 VARIABLES = "variables.json"
 """File in the run folder with variables for the ranks, possibly secrets; removed once read."""
-PACKAGES = ("torch", "torch_xla")
 
 
 @dataclass(frozen=True)
@@ -523,7 +521,7 @@ class Node:
             address=identity.address,
             source=identity.source,
             rendezvous=f"{identity.leader}:{identity.port}",
-            versions=versions(),
+            versions=installed_versions(),
             chips=machine.chips,
             pid=os.getpid(),
             time=time.time(),
@@ -588,7 +586,7 @@ def _identify(order: NodeOrder) -> Identity:
 
 def _describe(identity: Identity, shown: str, machine: Machine) -> bytes:
     """Describe for the user which host this is, its chips and its packages."""
-    found = ", ".join(f"{package} {v}" for package, v in versions().items() if v)
+    found = ", ".join(f"{package} {v}" for package, v in installed_versions().items() if v)
     chips = f"{machine.chips} TPU chips" if machine.chips else "no TPU"
     return (
         f"tpunb: host {identity.node_rank} of {identity.nnodes}{shown}, known from "
@@ -614,21 +612,10 @@ def _copy_files(source: Path, folder: Path) -> None:
         raise TpunbError(f"--files {source}: {error.strerror}: {error.filename}") from None
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python, tpunb, torch and torch_xla; '' if not installed."""
-    found = {"tpunb": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
-    for package in PACKAGES:
-        try:
-            found[package] = installed.version(package)
-        except installed.PackageNotFoundError:
-            found[package] = ""
-    return found
-
-
 def facts(run: RunDir, spec: RunSpec, machine: Machine) -> dict[str, str]:
     """Return facts that must be the same on all hosts of a run, with names for error messages."""
     return {
-        **versions(),
+        **installed_versions(),
         "chips": str(machine.chips),
         "device": spec.device,
         "ranks on each host": str(spec.local_world_size),

@@ -8,11 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from typing import Any
 
 from tpunb.places import probe
@@ -21,7 +19,7 @@ from tpunb.places.transport import Answer, Transport, ask_hosts
 from tpunb.runs.spec import Device, Price
 from tpunb.utils import records
 from tpunb.utils.text import size
-from tpunb.utils.version import package_digest
+from tpunb.utils.version import installed_versions, package_digest
 
 RANK_PORT = 8476
 """First port of torch_xla's ranks, which listen on one port each."""
@@ -172,21 +170,17 @@ class HostsReport:
         return wanted
 
     def to_json(self) -> dict[str, Any]:
-        """What `tpunb doctor --on PLACE --json` prints."""
-        return {
-            "place": self.place.name,
-            "kind": self.place.kind,
-            "hosts": [
-                {
-                    "name": name,
-                    "reached": host is not None,
-                    **({} if host is None else _host_json(host)),
-                }
-                for name, host in zip(self.names, self.hosts, strict=True)
-            ],
-            "problems": [{"host": host, "message": what} for host, what in self.problems()],
-            "advice": [{"host": host, "message": what} for host, what in self.notes()],
-        }
+        """The facts, for `tpunb doctor --on PLACE --json`."""
+        hosts = [
+            {
+                "name": name,
+                "reached": host is not None,
+                **({} if host is None else _host_json(host)),
+            }
+            for name, host in zip(self.names, self.hosts, strict=True)
+        ]
+        advice = [{"host": host, "message": what} for host, what in self.notes()]
+        return {"hosts": hosts, "advice": advice}
 
 
 def _host_json(host: HostReport) -> dict[str, Any]:
@@ -265,18 +259,7 @@ def _read(answer: Answer) -> tuple[HostReport | None, str]:
             middle = (answer.started + answer.ended) / 2
             half = (answer.ended - answer.started) / 2
             return replace(host, skew=host.time - middle, skew_error=half), ""
-    return None, answer.problem() or "its answer cannot be read"
-
-
-def own_versions() -> dict[str, str]:
-    """Versions of this interpreter's packages, in the form of `probe.versions`."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in probe.PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+    return None, answer.problem or "its answer cannot be read"
 
 
 def _public(version: str) -> str:
@@ -286,7 +269,7 @@ def _public(version: str) -> str:
 
 def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
     yield from report.silent.items()
-    mine = own_versions()
+    mine = installed_versions()
     for name, host in report.answered:
         yield from _package_problems(name, host, mine)
         if host.free < LEAST_DISK:
@@ -391,7 +374,7 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
 
 
 def _notes(report: HostsReport) -> Iterator[tuple[str, str]]:
-    mine = own_versions()
+    mine = installed_versions()
     for name, host in report.answered:
         if abs(host.skew) > MOST_SKEW + host.skew_error:
             ahead = "ahead of" if host.skew > 0 else "behind"

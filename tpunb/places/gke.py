@@ -32,11 +32,12 @@ from tpunb.places.hosts import ALIVE, POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
 from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Restarted, Said
-from tpunb.places.target import Estimate, Kind
+from tpunb.places.target import Estimate, Kind, PlaceReport
+from tpunb.places.transport import Transport
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
-from tpunb.runs.folder_stream import FolderStream
+from tpunb.runs.folder_stream import read_ended
 from tpunb.runs.spec import PhaseKind, RunState, StopCause
 from tpunb.runs.stream import Alive, End, Taken
 from tpunb.utils import records, tools
@@ -63,14 +64,18 @@ ENDING = 60.0
 """Seconds beyond the grace period until pods that do not end are deleted."""
 
 
-class PodTransport:
+class PodTransport(Transport):
     """Runs commands in the pods of a run with `kubectl exec`."""
 
     def __init__(self, cluster: Kubectl, names: tuple[str, ...]) -> None:
-        self.hosts = names
+        self._names = names
         self.pods: dict[int, str] = {}
         """The present pod of each host."""
         self._cluster = cluster
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self._names
 
     def command(self, host: int, remote: str) -> list[str]:
         """The local command that runs `remote`. Raises PlaceError if the host has no pod."""
@@ -82,12 +87,6 @@ class PodTransport:
     def log(self, host: int) -> list[str]:
         """The command that prints the log of a pod."""
         return self._cluster.command("logs", self.pods[host], "-c", CONTAINER)
-
-    def shell(self, host: int) -> None:
-        return None
-
-    def reorder(self, order: Sequence[int]) -> None:
-        """Do nothing: pod i is always host i."""
 
 
 class GkePlace(HostsPlace):
@@ -415,13 +414,9 @@ class GkePlace(HostsPlace):
                     found = bucket.get_files(url, host, ["*"], Path(folder))
                 except PlaceError as error:
                     found, why = [], f"{why}; {error}"
-                copied = RunDir(folder)
-                if found:
-                    for line in FolderStream(copied).read(last=True):
-                        yield Said(host, line)
-                    result = copied.read_result()
-                    if result is not None:
-                        yield Said(host, End(result.returncode or 0))
+                for line in read_ended(RunDir(folder)) if found else ():
+                    yield Said(host, line)
+                    if isinstance(line, End):
                         return
         yield Said(host, ConnectionLost(why, final=True))
 
@@ -461,9 +456,10 @@ class GkePlace(HostsPlace):
                 part = Path(folder, str(host))
                 for path in bucket.get_files(self._url(), host, patterns, part):
                     name = path.relative_to(part).as_posix()
-                    if name.split("/")[0] in stream.OWN or stream.is_streamed(name):
-                        continue  # the local folder has its own, for the whole run
-                    there = into / stream.path_in_union(name, host, spec.ranks_on(host))
+                    place = stream.fetched_path(name, host, spec.ranks_on(host))
+                    if place is None:
+                        continue
+                    there = into / place
                     there.parent.mkdir(parents=True, exist_ok=True)
                     fetched.append(path.replace(there))
         return fetched
@@ -560,7 +556,7 @@ def find_cluster(
         with kubectl.readable("kubectl get localqueues"):
             notes = _describe_queue(cluster, settings, found)
     if cancelled():
-        raise TpunbError("interrupted before the run began: nothing was started")
+        raise Cancelled
     with kubectl.readable("kubectl get nodes"):
         price, unknown = _price(cluster, settings)
     asked = Estimate(price, unknown, notes=tuple(notes), starts=1 + settings.restarts)
@@ -628,46 +624,6 @@ def _price(cluster: Kubectl, settings: JobSetSettings) -> tuple[Any, str]:
 # tpunb doctor
 
 
-@dataclass(frozen=True)
-class ClusterReport:
-    """The report of `tpunb doctor --on` about a cluster."""
-
-    place: PlaceConfig
-    checks: tuple[tuple[str, str, bool], ...]
-    """What was checked, what was found, and whether a run is possible with it."""
-    target: JobSetTarget | None
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Pairs of what was checked and a problem that prevents a run."""
-        return [(what, found) for what, found, good in self.checks if not good]
-
-    def to_json(self) -> dict[str, Any]:
-        """The output of `--json`."""
-        return {
-            "place": self.place.name,
-            "kind": self.place.kind,
-            "checks": [{"what": w, "found": f, "good": good} for w, f, good in self.checks],
-            "problems": [{"host": w, "message": found} for w, found in self.problems()],
-        }
-
-    def text(self) -> str:
-        """Text for a terminal."""
-        lines = [f"place {self.place.name} ({self.place.kind}, {self.place.file})"]
-        width = max(len(what) for what, _, _ in self.checks)
-        lines += [
-            f"{'' if good else 'problem: '}{what.ljust(width)}  {found}"
-            for what, found, good in self.checks
-        ]
-        if self.target is not None and not self.problems():
-            lines += [f"note: {told}" for told in self.target.asked.describe(None)]
-            slice_ = self.target.settings.slice
-            lines.append(
-                f"ready: %%tpu_train --on {self.place.name} runs on {slice_.accelerator_type}, "
-                f"{slice_.hosts} pods of {slice_.chips} chips"
-            )
-        return "\n".join(lines)
-
-
 _OBJECTS = (kubectl.JOBSETS, "configmaps", "secrets")
 NEEDED = (
     *(("create", what) for what in _OBJECTS),
@@ -690,11 +646,26 @@ class _Client:
     clientVersion: _Version  # noqa: N815
 
 
-def inspect_cluster(place: PlaceConfig) -> ClusterReport:
+def inspect_cluster(place: PlaceConfig) -> PlaceReport:
     """Check whether a run can be started in a cluster, without starting one. Raises PlaceError."""
+    checks: list[tuple[str, str, bool]] = []
+    """What was checked, what was found, and whether a run is possible with it."""
+    target = _check_cluster(place, checks)
+    width = max(len(what) for what, _, _ in checks)
+    lines = [f"{what.ljust(width)}  {found}" for what, found, good in checks if good]
+    ready = ""
+    if target is not None:
+        own = target.settings.slice
+        lines += [f"note: {told}" for told in target.asked.describe(None)]
+        ready = f"runs on {own.accelerator_type}, {own.hosts} pods of {own.chips} chips"
+    problems = tuple((what, found) for what, found, good in checks if not good)
+    details = {"checks": [{"what": w, "found": f, "good": good} for w, f, good in checks]}
+    return PlaceReport(place, tuple(lines), problems, details, ready)
+
+
+def _check_cluster(place: PlaceConfig, checks: list[tuple[str, str, bool]]) -> JobSetTarget | None:
     settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
-    checks: list[tuple[str, str, bool]] = []
     try:
         with as_place_error():
             client = tools.read_json(
@@ -704,27 +675,28 @@ def inspect_cluster(place: PlaceConfig) -> ClusterReport:
         context = settings.context or cluster.run("config", "current-context").strip()
         checks.append(("context", context, True))
     except PlaceError as error:
-        return ClusterReport(place, (*checks, ("kubectl", str(error), False)), None)
+        checks.append(("kubectl", str(error), False))
+        return None
     try:
         crd = cluster.get("customresourcedefinitions", "jobsets.jobset.x-k8s.io")
-        found = "installed" if crd else "JobSet is not installed: https://jobset.sigs.k8s.io"
-        checks.append(("JobSet", found, bool(crd)))
     except UnansweredError as error:
         checks.append(("cluster", str(error), False))
-        return ClusterReport(place, tuple(checks), None)
+        return None
+    found = "installed" if crd else "JobSet is not installed: https://jobset.sigs.k8s.io"
+    checks.append(("JobSet", found, bool(crd)))
     with futures.ThreadPoolExecutor(4) as pool:
         may = list(pool.map(lambda asked: _may(cluster, *asked), NEEDED))
     denied = [" ".join(asked) for asked, yes in zip(NEEDED, may, strict=True) if not yes]
     checks.append(("permissions", f"denied: {', '.join(denied)}" if denied else "all", not denied))
-    target = None
     try:
         target = find_cluster(place, Path.cwd(), lambda text: None, lambda: False)
-        if settings.queue:
-            checks.append(("queue", settings.queue, True))
     except PlaceError as error:
         what = "queue" if error.key.endswith(".queue") else "cluster"
         checks.append((what, str(error), False))
-    return ClusterReport(place, tuple(checks), target)
+        return None
+    if settings.queue:
+        checks.append(("queue", settings.queue, True))
+    return target
 
 
 def _may(cluster: Kubectl, verb: str, what: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tpunb.machine.machine import Machine
 from tpunb.places import check, environment
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import HostSettings, PlaceConfig
@@ -28,6 +28,7 @@ from tpunb.utils.errors import TpunbError
 class HostsTarget(Target):
     """The hosts of a place, in order of node rank, which have answered and fit each other."""
 
+    place: PlaceConfig
     report: HostsReport
     targets: tuple[str, ...]
     """The transport's names of the hosts."""
@@ -35,10 +36,6 @@ class HostsTarget(Target):
     """The local folder from which files are copied."""
     cwd: Path
     """The local working directory: `root` or a folder below it."""
-
-    @property
-    def place(self) -> PlaceConfig:
-        return self.report.place
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -52,19 +49,11 @@ class HostsTarget(Target):
     def local_cores(self) -> int:
         return self.report.local_cores
 
-    def machine(self, here: Machine) -> Machine:
+    @property
+    def facts(self) -> Mapping[str, Any]:
         host = self.report.answered[0][1].machine
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=host.device,
-            chips=host.chips,
-            generation="",
-            accelerator_type=host.accelerator_type,
-            workers=len(self.hosts),
-            memory=host.memory or here.memory,
-        )
+        known = {"chips": host.chips, "accelerator_type": host.accelerator_type}
+        return {**known, "memory": host.memory} if host.memory else known
 
     @property
     def work(self) -> str:
@@ -155,8 +144,7 @@ def find_hosts(
 ) -> HostsTarget:
     """Query the hosts of a place, make their environment if that is configured, and compare them.
 
-    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and TpunbError once
-    `cancelled` returns True.
+    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and Cancelled.
     """
     name = place.name
     say(f"looking for the hosts of place {name}")  # queries gcloud
@@ -165,22 +153,18 @@ def find_hosts(
     hosts = list_hosts([target.rpartition("@")[2] for target in targets])
     say(f"waiting for the hosts of place {name} to answer: {hosts}")
     report = check.ask(place, transport, cancelled=cancelled)
-    try:
-        if place.host_settings.environment == "make" and not report.silent and not cancelled():
-            environment.make_environment(transport, report, say, cancelled)
-            say(f"comparing the hosts of place {name}: {hosts}")
-            report = check.ask(place, transport, cancelled=cancelled)
-    except Cancelled:
-        pass
+    if place.host_settings.environment == "make" and not report.silent and not cancelled():
+        environment.make_environment(transport, report, say, cancelled)
+        say(f"comparing the hosts of place {name}: {hosts}")
+        report = check.ask(place, transport, cancelled=cancelled)
     if cancelled():
-        raise TpunbError("interrupted before the run began: nothing was started")
+        raise Cancelled
     order = report.order()
     report = report.ordered()
     if problems := report.problems():
         raise HostsError(name, tuple(problems))
     say(f"the hosts of place {name} have answered: {hosts}")
-    root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
-    return HostsTarget(report, tuple(targets[index] for index in order), root, cwd)
+    return HostsTarget(place, report, tuple(targets[i] for i in order), place.root(cwd), cwd)
 
 
 def _open_place(run: RunDir, placed: PlacedRun) -> Place:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpunb.places.config import find_place
-from tpunb.places.place import Place, PlacedRun, place_of
+from tpunb.places.place import Cancelled, Place, PlacedRun, place_of
 from tpunb.places.target import Kind, PlaceReport, Say, Target
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
@@ -37,9 +37,12 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Callable[[], bool]) -
     """
     place = find_place(name, cwd)
     try:
-        return find_kind(place.kind).find_target(place, cwd, say, cancelled)
-    except StoppedError:
-        raise TpunbError("interrupted before the run began: nothing was started") from None
+        target = find_kind(place.kind).find_target(place, cwd, say, cancelled)
+        if not cancelled():
+            return target
+    except (Cancelled, StoppedError):
+        pass
+    raise TpunbError("interrupted before the run began: nothing was started")
 
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:
