@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.metadata import FakeMetadataServer
 from tpunb.kernel import node
-from tpunb.kernel.node import Input, Node, NodeOrder, Output, follow_node
+from tpunb.kernel.node import Input, Node, NodeOrder, NodeOutput, follow_node
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import detect_machine
 from tpunb.runs import stream
@@ -49,7 +49,7 @@ def make(tmp_path: Path, said: io.BytesIO) -> Iterator[Make]:
         order = NodeOrder(tmp_path, stdin=Input(reading), stdout=said, **options)  # type: ignore[arg-type]
         run = RunDir(tmp_path)
         run.script.write_text("print(1)\n")
-        return Node(order, Output(said))
+        return Node(order, NodeOutput(said))
 
     yield make
     for end in ends:

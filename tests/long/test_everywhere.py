@@ -23,6 +23,7 @@ from nbformat import v4
 
 from tests.drivers.kaggle import kaggle_project
 from tests.drivers.nodes import until
+from tests.drivers.places import gke_table, tpunb, write_places
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.drivers.trainings import PRELUDE
 from tests.drivers.trainings import TRAIN as STEPS
@@ -75,34 +76,18 @@ class Everywhere:
         self.env |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
         cells = [v4.new_code_cell(PRELUDE), v4.new_code_cell(TRAIN)]
         nbformat.write(v4.new_notebook(cells=cells), str(self.folder / "nb.ipynb"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         hosts = {"python": sys.executable, "cores": 1}
-        slice_ = {"accelerator": "v6e", "topology": "2x2", "image": "image:1", "port": port}
-        tables: dict[str, dict[str, Any]] = {
-            "ssh": {"kind": "ssh", "hosts": self.pod.names, **hosts},
-            "gcloud": {"kind": "gcloud-tpu", "name": "mine", "zone": "z-a", **hosts},
-            "jobset": {"kind": "jobset", **slice_},
-            "kaggle": {"kind": "kaggle", "accelerator": "", "cores": 2},
-        }
-        lines = []
-        for name, table in tables.items():
-            lines += [f"[places.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
-        (self.folder / "places.toml").write_text("\n".join(lines) + "\n")
+        write_places(
+            self.folder,
+            ssh={"kind": "ssh", "hosts": self.pod.names, **hosts},
+            gcloud={"kind": "gcloud-tpu", "name": "mine", "zone": "z-a", **hosts},
+            jobset=gke_table(topology="2x2"),
+            kaggle={"kind": "kaggle", "accelerator": "", "cores": 2},
+        )
 
     def submit(self, place: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tpunb", "submit", "nb.ipynb", "--on", place],
-            cwd=self.folder,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout
+        done = tpunb(self.folder, self.env, "submit", "nb.ipynb", "--on", place)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Callable
 from importlib import metadata
 
 from tpunb.places import archive
 from tpunb.places.check import HostsReport, quote
 from tpunb.places.errors import HostsError
-from tpunb.places.place import Cancelled
+from tpunb.places.place import Cancelled, Check, Say
 from tpunb.places.transport import Transport, ask_hosts, receiver
 from tpunb.utils.version import __version__, package_digest
 
@@ -78,8 +77,8 @@ def _libtpu() -> list[str]:
 def make_environment(
     transport: Transport,
     report: HostsReport,
-    say: Callable[[str], None],
-    cancelled: Callable[[], bool],
+    say: Say,
+    cancelled: Check,
 ) -> None:
     """Install this interpreter's packages on every host that does not have them yet.
 

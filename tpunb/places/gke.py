@@ -18,7 +18,7 @@ import shlex
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,15 +31,15 @@ from tpunb.places.errors import PlaceError, as_place_error, list_hosts
 from tpunb.places.hosts import ALIVE, POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
-from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Restarted, Said
-from tpunb.places.target import Estimate, Kind, PlaceReport
+from tpunb.places.place import Cancelled, Check, ConnectionLost, Restarted, Said, Say
+from tpunb.places.target import Estimate, PlaceKind, PlaceReport
 from tpunb.places.transport import Transport
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
 from tpunb.runs.folder_stream import read_ended
 from tpunb.runs.spec import PhaseKind, RunState, StopCause
-from tpunb.runs.stream import Alive, End, Taken
+from tpunb.runs.stream import Alive, End, Received
 from tpunb.utils import records, tools
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
@@ -108,12 +108,7 @@ class GkePlace(HostsPlace):
 
     # Starting
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         spec = self.run.read_spec()
         target = JobSetTarget(self.placed.place, self.placed.name)
         followed = ["--linger", f"{LINGER:g}s"]
@@ -176,9 +171,8 @@ class GkePlace(HostsPlace):
                 raise PlaceError(f"JobSet {self.placed.name} {what}")
             if seen.ended:
                 raise PlaceError(f"JobSet {self.placed.name} has ended as {seen.ended}: {waits}")
-            broken = [
-                p for p in seen.pods.values() if p.waits in kubectl.NO_IMAGE | kubectl.NOT_MADE
-            ]
+            reasons = {pod.waits for pod in seen.pods.values()}
+            broken = reasons & (kubectl.NO_IMAGE | kubectl.NOT_MADE)
             broken_since = (broken_since or time.monotonic()) if broken else None
             if broken_since is not None and time.monotonic() - broken_since >= NO_IMAGE:
                 raise PlaceError(
@@ -312,7 +306,7 @@ class GkePlace(HostsPlace):
                         yield from ended.values()
                         return
                     for connection in self._connections.values():
-                        connection.tell(stream.encode(Taken()))
+                        connection.tell(stream.encode(Received()))
             else:
                 silent.clear()
                 yield said
@@ -484,7 +478,7 @@ class GkePlace(HostsPlace):
                 except (TpunbError, OSError) as error:
                     self.run.emit(Note(f"the profile could not be fetched: {error}"))
             for connection in self._connections.values():
-                connection.tell(stream.encode(Taken()))
+                connection.tell(stream.encode(Received()))
             if left := self._delete():
                 self.run.emit(Note(left))
         super().close()
@@ -536,9 +530,7 @@ def _pause(seconds: float) -> Iterator[str]:
 # Before a run
 
 
-def find_cluster(
-    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> JobSetTarget:
+def find_cluster(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> JobSetTarget:
     """Query a cluster for its queue and the price of its nodes. Raises PlaceError."""
     settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
@@ -709,9 +701,4 @@ def _may(cluster: Kubectl, verb: str, what: str) -> bool:
         return False
 
 
-def _open_place(run: RunDir, placed: PlacedRun) -> Place:
-    assert isinstance(placed, JobSetRun)
-    return GkePlace(run, placed)
-
-
-KIND = Kind(find_cluster, JobSetRun, _open_place, inspect_cluster)
+KIND = PlaceKind(find_cluster, JobSetRun, GkePlace, inspect_cluster)

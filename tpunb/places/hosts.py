@@ -14,14 +14,14 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from tpunb.places import archive, remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
+from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, Said, Say
 from tpunb.places.transport import (
     HostProcess,
     Transport,
@@ -100,12 +100,7 @@ class HostsPlace(Place):
 
     # Starting
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         settings = self.placed.place.host_settings
         if settings.files:
             transfer.send_files(self._transport, self.placed, say, cancelled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from tpunb.places.doctor import inspect_hosts
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.hosts import HostsPlace
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, Place, PlacedRun, place_of
-from tpunb.places.target import Estimate, Kind, Target
+from tpunb.places.place import Cancelled, Check, Say, place_of
+from tpunb.places.target import Estimate, PlaceKind, Target
 from tpunb.places.transport import make_transport
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device
@@ -139,9 +139,7 @@ class HostsTarget(Target):
         )
 
 
-def find_hosts(
-    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> HostsTarget:
+def find_hosts(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> HostsTarget:
     """Query the hosts of a place, make their environment if that is configured, and compare them.
 
     Raises PlaceError, HostsError for hosts that do not answer or do not fit, and Cancelled.
@@ -167,10 +165,5 @@ def find_hosts(
     return HostsTarget(place, report, tuple(targets[i] for i in order), place.root(cwd), cwd)
 
 
-def _open_place(run: RunDir, placed: PlacedRun) -> Place:
-    assert isinstance(placed, HostsRun)
-    return HostsPlace(run, placed)
-
-
-KIND = Kind(find_hosts, HostsRun, _open_place, inspect_hosts)
+KIND = PlaceKind(find_hosts, HostsRun, HostsPlace, inspect_hosts)
 """Functions of places with existing hosts."""

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import date
@@ -32,8 +32,8 @@ from tpunb.places.errors import PlaceError
 from tpunb.places.kaggle_service import KaggleService, NoAnswerError, Quota, SessionStatus
 from tpunb.places.kaggle_session import EARLIER, FOLDER
 from tpunb.places.log_stream import Unpacker
-from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Said
-from tpunb.places.target import Estimate, Kind, PlaceReport, Target
+from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, PlacedRun, Said, Say
+from tpunb.places.target import Estimate, PlaceKind, PlaceReport, Target
 from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
@@ -203,9 +203,7 @@ def _slug(run_id: str) -> str:
     return f"{words[: _TITLE - 7].rstrip('-')}-{mark}"
 
 
-def find_kaggle(
-    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> KaggleTarget:
+def find_kaggle(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> KaggleTarget:
     """Query Kaggle for the login and the rest of the quota.
 
     Raises PlaceError without a login or a quota, MissingPackageError without Kaggle's client, and
@@ -276,12 +274,7 @@ class KagglePlace(Place):
 
     # Starting
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         fields = self._fields(variables)
         if cancelled():
             raise Cancelled
@@ -734,9 +727,4 @@ def place_here(name: str) -> str | None:
     return stream.fetched_path(inside, 0, range(sys.maxsize))
 
 
-def _open_place(run: RunDir, placed: PlacedRun) -> Place:
-    assert isinstance(placed, KaggleRun)
-    return KagglePlace(run, placed)
-
-
-KIND = Kind(find_kaggle, KaggleRun, _open_place, inspect_kaggle)
+KIND = PlaceKind(find_kaggle, KaggleRun, KagglePlace, inspect_kaggle)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import threading
@@ -76,10 +77,10 @@ class _Session:
 
     def _prepare(self) -> None:
         """Set up the run folder, and check the session."""
-        self._folder.mkdir()
-        _copy(self._sent / "run", self._folder)
+        shutil.copytree(self._sent / "run", self._folder)
         Path(SCRIPT).replace(self._folder / SCRIPT)
-        _copy(self._sent / "files", Path.cwd())
+        if (files := self._sent / "files").exists():
+            shutil.copytree(files, Path.cwd(), dirs_exist_ok=True)
         self._limit()
         if util.find_spec("torch_xla") is None:
             machine = self._order["accelerator"] or "no accelerator"
@@ -182,14 +183,6 @@ class _Session:
             told += [str(failure) for failure in result.failures[:FAILURES]]
         clear_output(wait=True)
         display({"text/plain": "\n".join([log[-MOST:].rstrip(), "", *told])}, raw=True)
-
-
-def _copy(source: Path, folder: Path) -> None:
-    for path in source.rglob("*"):
-        if path.is_file():
-            place = folder / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(path.read_bytes())
 
 
 def _write(file: TextIO, text: str) -> None:

@@ -15,6 +15,10 @@ from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Line, Stop
 from tpunb.utils import files, records
 
+Say = Callable[[str], None]
+"""Called with progress messages for people who wait."""
+Check = Callable[[], bool]
+"""Returns True once the result is no longer wanted."""
 _Run = TypeVar("_Run", bound="PlacedRun")
 
 
@@ -104,12 +108,7 @@ class Place(ABC):
         self.placed = placed
 
     @abstractmethod
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         """Send what the run needs to the place, and start it.
 
         `variables`: environment variables for the ranks; they may be secrets. `say` is called with

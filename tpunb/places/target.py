@@ -13,7 +13,7 @@ from typing import Any
 from tpunb.machine.machine import Machine
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
-from tpunb.places.place import Place, PlacedRun
+from tpunb.places.place import Check, Place, PlacedRun, Say
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, Price
 from tpunb.utils.text import duration
@@ -201,22 +201,18 @@ class PlaceReport:
         return "\n".join([f"place {place.name} ({place.kind}, {place.file})", *self.lines, *last])
 
 
-Say = Callable[[str], None]
-"""Called with progress messages for people who wait."""
-
-
 @dataclass(frozen=True)
-class Kind:
+class PlaceKind:
     """The functions of a kind of place (`kinds.find_kind`)."""
 
-    find_target: Callable[[PlaceConfig, Path, Say, Callable[[], bool]], Target]
+    find_target: Callable[[PlaceConfig, Path, Say, Check], Target]
     """Query the place for everything that a run from this working directory depends on.
 
     Raises TpunbError if the place cannot take a run, and Cancelled once the last argument returns
     True.
     """
     run: type[PlacedRun]
-    open_place: Callable[[RunDir, PlacedRun], Place]
-    """Return the `Place` of a run that is or will be there. Raises TpunbError."""
+    place: type[Place]
+    """Its constructor, with a `RunDir` and the run, may raise TpunbError."""
     inspect: Callable[[PlaceConfig], PlaceReport]
     """Make the report of `tpunb doctor --on`. Raises PlaceError."""

@@ -10,7 +10,7 @@ import fnmatch
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tpunb.places import archive
 from tpunb.places.check import quote
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled
+from tpunb.places.place import Cancelled, Check, Say
 from tpunb.places.transport import (
     Answer,
     Transport,
@@ -67,8 +67,8 @@ def _is_left_out(name: str, rules: Sequence[str]) -> bool:
 def send_files(
     transport: Transport,
     placed: HostsRun,
-    say: Callable[[str], None],
-    cancelled: Callable[[], bool],
+    say: Say,
+    cancelled: Check,
 ) -> None:
     """Copy the files of a place to all hosts. Raises HostsError, and Cancelled."""
     root = Path(placed.root)
@@ -92,7 +92,7 @@ def _rsync(
     placed: HostsRun,
     names: list[str],
     hosts: list[int],
-    cancelled: Callable[[], bool],
+    cancelled: Check,
 ) -> None:
     listed = "\0".join(names).encode()
     commands = {}
@@ -119,7 +119,7 @@ def _rsync(
 def _raise_for(
     answers: Mapping[int, Answer],
     placed: HostsRun,
-    cancelled: Callable[[], bool],
+    cancelled: Check,
 ) -> None:
     if cancelled():
         raise Cancelled
@@ -133,7 +133,7 @@ def _relative(folder: str) -> str:
 
 
 def _send_changed(
-    transport: Transport, placed: HostsRun, names: list[str], cancelled: Callable[[], bool]
+    transport: Transport, placed: HostsRun, names: list[str], cancelled: Check
 ) -> None:
     root = Path(placed.root)
     hosts = range(len(placed.hosts))

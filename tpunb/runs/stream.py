@@ -130,7 +130,7 @@ class Alive:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Received:
     """The follower has everything that it needs: a host that waits for it may end."""
 
 
@@ -145,7 +145,7 @@ class Stop:
     """Skip the rest of the grace period."""
 
 
-Line = Hello | Append | Replace | End | Start | Stop | Alive | Taken
+Line = Hello | Append | Replace | End | Start | Stop | Alive | Received
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 
