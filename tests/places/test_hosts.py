@@ -15,8 +15,7 @@ from tpunb.places import hosts, remote
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts import HostsPlace
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import ConnectionLost
+from tpunb.places.place import ConnectionLost, HostsRun
 from tpunb.places.transport import Transport
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir

@@ -15,9 +15,8 @@ from tests.drivers.kernel import until
 from tpunb.places import mirror
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
 from tpunb.places.mirror import Mirror, MirrorProcess, wait_until_taken
-from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, Said, Say
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostsRun, Place, Said, Say
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Phase, to_line

@@ -15,8 +15,7 @@ from tests.drivers.pods import ReachedPod
 from tpunb.places import archive, kinds, transfer
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled
+from tpunb.places.place import Cancelled, HostsRun
 from tpunb.places.transfer import chosen_files
 from tpunb.places.transport import Transport, make_transport
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpunb.machine.machine import Machine
 from tpunb.places import probe
 from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.transport import Answer, Transport, ask_hosts
@@ -30,28 +31,9 @@ LEAST_DISK = 1_000_000_000
 LIBTPU_PORT = 8471
 """Port of libtpu if one process drives all chips of a host (SPMD)."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
+_UNKNOWN = Machine("", "CPU", 0, "", 0, 0)
 _RENDEZVOUS = 6
 """Number of ports that are tried for the rendezvous, starting with the place's."""
-
-
-@dataclass(frozen=True)
-class MachineReport:
-    """Facts that tpunb on the host detects."""
-
-    device: Device = "CPU"
-    chips: int = 0
-    cores: int = 0
-    devices_per_chip: int = 1
-    accelerator_type: str = ""
-    worker: int = 0
-    workers: int = 1
-    memory: int = 0
-    digest: str = ""
-    """Digest of tpunb's own files."""
-    price: Price | None = None
-    """Price of the slice, or of this machine if it is not part of a slice."""
-    error: str = ""
-    """Why these facts are missing: tpunb could not be imported."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +46,6 @@ class HostReport:
     """The address at which it was reached; the other hosts use it as well."""
     python: str
     versions: Mapping[str, str]
-    machine: MachineReport
     folder: str
     """Path of the folder of runs on the host."""
     free: int
@@ -75,6 +56,14 @@ class HostReport:
     rsync: str
     time: float
     """Seconds since the epoch, by its clock."""
+    machine: Machine = _UNKNOWN
+    """The machine as tpunb on the host detects it."""
+    digest: str = ""
+    """Digest of the host's tpunb's own files."""
+    price: Price | None = None
+    """Price of the slice, or of this machine if it is not part of a slice."""
+    error: str = ""
+    """Why these facts are missing: tpunb could not be imported."""
     chips_seen: bool = False
     """Whether it has device files of a TPU, which are visible without tpunb."""
     skew: float = 0.0
@@ -133,12 +122,12 @@ class HostsReport:
     @property
     def local_cores(self) -> int:
         """Ranks of each host without `--cores`."""
-        return self.place.host_settings.cores or self.answered[0][1].machine.cores
+        return self.place.host_settings.cores or self.answered[0][1].machine.default_cores
 
     @property
     def price(self) -> Price | None:
         """Price of all hosts together; None if a host does not know its own."""
-        prices = [host.machine.price for _, host in self.answered]
+        prices = [host.price for _, host in self.answered]
         first = prices[0] if prices else None
         if first is None or any(host.machine.workers > 1 for _, host in self.answered):
             return first  # each host reports the price of the whole slice
@@ -288,7 +277,7 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
             report, [f"{package} {version or 'is missing'}" for version in versions], str
         )
     machines = [host.machine for _, host in report.answered]
-    if any(machine.error for machine in machines):
+    if any(host.error for _, host in report.answered):
         return  # reported above, or the environment has not been made yet
     kinds = [machine.device for machine in machines]
     yield from _different(report, kinds, lambda kind: f"it would run on {kind}")
@@ -314,9 +303,9 @@ def _package_problems(
             f"it has tpunb {theirs['tpunb']}, and this kernel {mine['tpunb']}: install the same "
             f"version, {fix}",
         )
-    elif host.machine.error:
-        yield name, f"tpunb cannot be imported on this host: {host.machine.error}"
-    elif host.machine.digest != package_digest():
+    elif host.error:
+        yield name, f"tpunb cannot be imported on this host: {host.error}"
+    elif host.digest != package_digest():
         yield (
             name,
             f"the files of its tpunb {theirs['tpunb']} differ from this kernel's: install the "

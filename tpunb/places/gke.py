@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tpunb.machine import prices
 from tpunb.places import bucket, kubectl
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError, as_place_error, list_hosts
-from tpunb.places.hosts import ALIVE, POLL_INTERVAL, WAITING, HostsPlace
+from tpunb.places.hosts import POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
 from tpunb.places.place import Cancelled, Check, ConnectionLost, Restarted, Said, Say
@@ -39,7 +39,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
 from tpunb.runs.folder_stream import read_ended
 from tpunb.runs.spec import PhaseKind, RunState, StopCause
-from tpunb.runs.stream import Alive, End, Received
+from tpunb.runs.stream import End, Received
 from tpunb.utils import records, tools
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
@@ -228,17 +228,14 @@ class GkePlace(HostsPlace):
         hosts = range(len(self.placed.hosts))
         ended: dict[int, Said] = {}
         """The last message of hosts whose run has ended; not yielded yet."""
-        looked = alive = float("-inf")
+        looked = float("-inf")
         silent: Counter[int] = Counter()
         begun = bool(self._pods.pods)
         unreached: float | None = None
         stopped: float | None = None
         while True:
             now = time.monotonic()
-            if now - alive >= ALIVE:
-                alive = now
-                for connection in self._connections.values():
-                    connection.tell(stream.encode(Alive()))
+            self._send_heartbeat()
             if self._stops and stopped is None:
                 stopped, looked = now, float("-inf")
             followed = all(host in self._connections or host in ended for host in hosts)
@@ -305,8 +302,7 @@ class GkePlace(HostsPlace):
                         self._over = True
                         yield from ended.values()
                         return
-                    for connection in self._connections.values():
-                        connection.tell(stream.encode(Received()))
+                    self._send_all(Received())
             else:
                 silent.clear()
                 yield said
@@ -477,8 +473,7 @@ class GkePlace(HostsPlace):
                     self.fetch(["profile"], self.run.path)
                 except (TpunbError, OSError) as error:
                     self.run.emit(Note(f"the profile could not be fetched: {error}"))
-            for connection in self._connections.values():
-                connection.tell(stream.encode(Received()))
+            self._send_all(Received())
             if left := self._delete():
                 self.run.emit(Note(left))
         super().close()
@@ -626,18 +621,6 @@ NEEDED = (
 """Permissions that a run needs: verb and resource of `kubectl auth can-i`."""
 
 
-@dataclass(frozen=True)
-class _Version:
-    gitVersion: str = "?"  # noqa: N815 (as kubectl prints it, like the name below)
-
-
-@dataclass(frozen=True)
-class _Client:
-    """What `kubectl version --client` prints, as far as it is shown."""
-
-    clientVersion: _Version  # noqa: N815
-
-
 def inspect_cluster(place: PlaceConfig) -> PlaceReport:
     """Check whether a run can be started in a cluster, without starting one. Raises PlaceError."""
     checks: list[tuple[str, str, bool]] = []
@@ -659,11 +642,10 @@ def _check_cluster(place: PlaceConfig, checks: list[tuple[str, str, bool]]) -> J
     settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
     try:
-        with as_place_error():
-            client = tools.read_json(
-                _Client, cluster.run("version", "--client", "-o", "json"), "kubectl version"
-            )
-        checks.append(("kubectl", client.clientVersion.gitVersion, True))
+        printed = cluster.run("version", "--client", "-o", "json")
+        with as_place_error(), kubectl.readable("kubectl version"):
+            client = tools.read_json(Mapping[str, Any], printed, "kubectl version")
+            checks.append(("kubectl", str(client["clientVersion"]["gitVersion"]), True))
         context = settings.context or cluster.run("config", "current-context").strip()
         checks.append(("context", context, True))
     except PlaceError as error:

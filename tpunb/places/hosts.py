@@ -20,8 +20,7 @@ from typing import IO
 
 from tpunb.places import archive, remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, Said, Say
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostsRun, Place, Said, Say
 from tpunb.places.transport import (
     HostProcess,
     Transport,
@@ -32,7 +31,7 @@ from tpunb.places.transport import (
 from tpunb.runs import folder_stream, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
-from tpunb.runs.stream import Alive, End, Start, Stop
+from tpunb.runs.stream import Alive, End, Line, Start, Stop
 from tpunb.utils import files
 from tpunb.utils.tools import PATIENCE
 
@@ -95,6 +94,8 @@ class HostsPlace(Place):
         self._connections: dict[int, _Connection] = {}
         self._said: queue.Queue[Said] = queue.Queue(WAITING)
         self._letting_go = False
+        self._alive = time.monotonic()
+        """Time of the latest heartbeat."""
         self._stops: list[Stop] = []
         """All stop requests so far: hosts that are reached again may have missed them."""
 
@@ -165,12 +166,8 @@ class HostsPlace(Place):
         waiting: dict[int, float] = {}
         tries = dict.fromkeys(range(len(self.placed.hosts)), 0)
         left = set(tries)
-        alive = time.monotonic()
         while left:
-            if time.monotonic() - alive >= ALIVE and not self._letting_go:
-                alive = time.monotonic()
-                for connection in self._connections.values():
-                    connection.tell(stream.encode(Alive()))
+            self._send_heartbeat()
             for host, due in list(waiting.items()):
                 if time.monotonic() >= due:
                     del waiting[host]
@@ -204,8 +201,17 @@ class HostsPlace(Place):
 
     def stop(self, request: Stop) -> None:
         self._stops.append(request)
+        self._send_all(request)
+
+    def _send_all(self, line: Line) -> None:
         for connection in self._connections.values():
-            connection.tell(stream.encode(request))
+            connection.tell(stream.encode(line))
+
+    def _send_heartbeat(self) -> None:
+        """Tell the hosts that they are followed, if it is time."""
+        if time.monotonic() - self._alive >= ALIVE and not self._letting_go:
+            self._alive = time.monotonic()
+            self._send_all(Alive())
 
     def _close(self, host: int) -> None:
         connection = self._connections.pop(host, None)

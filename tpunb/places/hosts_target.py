@@ -15,8 +15,7 @@ from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.doctor import inspect_hosts
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.hosts import HostsPlace
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, Check, Say, place_of
+from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
 from tpunb.places.target import Estimate, PlaceKind, Target
 from tpunb.places.transport import make_transport
 from tpunb.runs.directory import RunDir

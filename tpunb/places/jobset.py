@@ -26,9 +26,8 @@ import yaml
 from tpunb.places import archive
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
-from tpunb.places.hosts_run import HostsRun
 from tpunb.places.kubectl import CONTAINER, INSTANCE, Kubectl
-from tpunb.places.place import place_of
+from tpunb.places.place import HostsRun, place_of
 from tpunb.places.target import Estimate, Target
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir

@@ -7,6 +7,7 @@ way to end a session from outside, so every run outlives the kernel and cannot b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 import re
@@ -19,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import date
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -481,11 +481,6 @@ class _Follower:
         self._run = run
         self._closed = closed
         self._unpacker = Unpacker()
-        self._log: queue.SimpleQueue[tuple[int, str | _LogEnd]] = queue.SimpleQueue()
-        """Output from the threads that read the log, with each thread's number."""
-        self._reader = 0
-        """Number of the current thread; output of earlier threads is ignored."""
-        self._reading = False
         self._asking: Future[SessionStatus | None] | None = None
         """The query about the session that has not been answered; None: there is none."""
         self._asked = float("-inf")
@@ -493,31 +488,35 @@ class _Follower:
         """Consecutive answers that the notebook does not exist."""
         self._status: SessionStatus | None = None
         self._trouble = ""
-        self._heard = self._answered = time.monotonic()
-        """Time of the latest output of the log, and of the latest answer of any kind."""
+        self._answered = time.monotonic()
+        """Time of the latest answer of any kind."""
 
     def lines(self) -> Iterator[Line | ConnectionLost | None]:
         """Yield the node's lines, at the end End or ConnectionLost; None while there is nothing."""
         tries, due = 0, time.monotonic()
         over_since: float | None = None
-        read_since = float("inf")
+        log: _LogReader | None = None
         while not self._closed.is_set():
             now = time.monotonic()
-            if not self._reading and now >= due:
+            if log is None and now >= due:
                 due = now + AGAIN[min(tries, len(AGAIN) - 1)]
-                tries, read_since = tries + 1, now
-                self._read()
-            elif self._reading and now - self._heard > SILENT:
-                self._reading = False  # abandon the thread
+                tries += 1
+                log = _LogReader(self._service, self._placed.ref)
+                self._unpacker.again()
+            elif log is None or now - log.heard > SILENT:
+                log = None  # abandon its thread
+                time.sleep(POLL_INTERVAL)
             whole = False
-            for line in self._take():
-                if isinstance(line, _LogEnd):
-                    whole = line is _LogEnd.WHOLE
-                    continue
-                tries = 0
-                yield line
-                if isinstance(line, End):
-                    return
+            for text in log.texts() if log is not None else ():
+                self._answered = time.monotonic()
+                for line in self._unpacker.feed(text):
+                    tries = 0
+                    yield line
+                    if isinstance(line, End):
+                        return
+            if log is not None and log.ended:
+                whole = log.whole and over_since is not None and log.began >= over_since
+                log = None
             self._look()
             if self._unknown >= UNKNOWN:
                 yield ConnectionLost(
@@ -529,12 +528,10 @@ class _Follower:
             over = self._status is not None and self._status.over
             if over and over_since is None:
                 # The log is complete now: read it from its start.
-                over_since, due, tries, self._reading = now, now, 0, False
+                over_since, due, tries, log = now, now, 0, None
             elif not over:
                 over_since = None
-            elif over_since is not None and (
-                (whole and read_since >= over_since) or now - over_since > LATE
-            ):
+            elif over_since is not None and (whole or now - over_since > LATE):
                 yield from self._without_end()
                 return
             if now - self._answered > LOST:
@@ -570,48 +567,6 @@ class _Follower:
                 return
             yield None
             time.sleep(POLL_INTERVAL)
-
-    # The log
-
-    def _read(self) -> None:
-        """Read the log from its start, in a thread."""
-        self._reader += 1
-        self._reading, self._heard = True, time.monotonic()
-        self._unpacker.again()
-        number = self._reader
-
-        def work() -> None:
-            end = _LogEnd.CUT
-            try:
-                for text in self._service.log(self._placed.ref):
-                    self._log.put((number, text))
-                    if self._reader != number or self._closed.is_set():
-                        return
-                end = _LogEnd.WHOLE
-            except PlaceError:
-                pass  # the session's status shows the reason
-            finally:
-                self._log.put((number, end))
-
-        threading.Thread(target=work, daemon=True).start()
-
-    def _take(self) -> Iterator[Line | _LogEnd]:
-        """Yield new lines of the log, after a short wait."""
-        timeout: float | None = POLL_INTERVAL
-        while True:
-            try:
-                number, text = self._log.get(timeout=timeout) if timeout else self._log.get_nowait()
-            except queue.Empty:
-                return
-            timeout = None
-            if number != self._reader or not self._reading:
-                continue
-            if isinstance(text, _LogEnd):
-                self._reading = False
-                yield text
-                continue
-            self._heard = self._answered = time.monotonic()
-            yield from self._unpacker.feed(text)
 
     # Its state
 
@@ -677,11 +632,36 @@ class _Follower:
         )
 
 
-class _LogEnd(Enum):
-    """How reading the log has ended: with the log, or with the connection."""
+class _LogReader:
+    """Reads a session's log from its start, in a thread of its own."""
 
-    WHOLE = "whole"
-    CUT = "cut"
+    def __init__(self, service: KaggleService, ref: str) -> None:
+        self._texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.began = self.heard = time.monotonic()
+        self.ended = False
+        """True if the log, or the connection, has ended and all of it was read."""
+        self.whole = False
+        """True if the log has ended, not the connection."""
+        patience.start(lambda: self._read(service, ref))
+
+    def _read(self, service: KaggleService, ref: str) -> None:
+        try:
+            for text in service.log(ref):
+                self._texts.put(text)
+            self.whole = True
+        except PlaceError:
+            pass  # the session's status shows the reason
+        finally:
+            self._texts.put(None)
+
+    def texts(self) -> Iterator[str]:
+        """Yield the new output, after a short wait."""
+        timeout = POLL_INTERVAL
+        with contextlib.suppress(queue.Empty):
+            while (text := self._texts.get(timeout=timeout)) is not None:
+                timeout, self.heard = 0.0, time.monotonic()
+                yield text
+            self.ended = True
 
 
 def _data_lines(run: RunDir) -> list[list[str]]:

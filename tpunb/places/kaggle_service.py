@@ -61,7 +61,6 @@ class Pushed:
 
     ref: str
     """'owner/slug'."""
-    url: str
     invalid: tuple[str, ...]
     """Data sources that Kaggle does not know, or that this user may not read."""
 
@@ -137,7 +136,7 @@ class KaggleService:
             *(answer.invalid_kernel_sources or ()),
             *(answer.invalid_model_sources or ()),
         )
-        return Pushed(ref, answer.url, invalid)
+        return Pushed(ref, invalid)
 
     def status(self, ref: str) -> SessionStatus | None:
         """The state of the notebook's latest session; None if there is no such notebook.

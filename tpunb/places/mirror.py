@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +68,7 @@ class MirrorProcess:
                 stdout=log,
                 stderr=log,
             )
-        _connected.add(self)
+        interrupts.close_in_children(self)
         assert self._process.stdin is not None
         order = None if variables is None else dict(variables)
         with contextlib.suppress(BrokenPipeError):  # it has ended: its log shows why
@@ -127,18 +126,6 @@ class MirrorProcess:
         """Close the lifeline, and wait until the run has ended on all hosts."""
         self.close_pipes()
         self._process.wait(wait)
-
-
-_connected: weakref.WeakSet[MirrorProcess] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the lifelines in a process that the kernel forks: only the kernel keeps them open."""
-    for mirror in _connected:
-        mirror.close_pipes()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 def ensure(*runs: RunDir) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 from tpunb.places import archive
 from tpunb.places.check import quote
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, Check, Say
+from tpunb.places.place import Cancelled, Check, HostsRun, Say
 from tpunb.places.transport import (
     Answer,
     Transport,
