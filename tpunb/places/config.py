@@ -209,6 +209,11 @@ class PlaceConfig:
         """The local folder from which files are copied: that of `places.toml`, or `cwd`."""
         return self.file.parent if cwd.is_relative_to(self.file.parent) else cwd
 
+    def checkpoints(self, run_id: str) -> str:
+        """Where a run saves checkpoints; '' if each host keeps its own."""
+        shared = self.settings.checkpoints.rstrip("/")
+        return f"{shared}/{run_id}" if shared else ""
+
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON values, for the run folder."""
         own = {item.name: getattr(self.settings, item.name) for item in fields(self.settings)}

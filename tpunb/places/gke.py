@@ -397,7 +397,7 @@ class GkePlace(HostsPlace):
 
     def _from_bucket(self, host: int, why: str) -> Iterator[Said]:
         """Yield the lines of a pod that is gone from the copy of its folder in the bucket."""
-        url = self._url()
+        url = self.placed.place.checkpoints(self.run.id)
         if "://" in url:
             with tempfile.TemporaryDirectory() as folder:
                 try:
@@ -409,11 +409,6 @@ class GkePlace(HostsPlace):
                     if isinstance(line, End):
                         return
         yield Said(host, ConnectionLost(why, final=True))
-
-    def _url(self) -> str:
-        """The run's folder of checkpoints; '' if they are kept in its pods."""
-        shared = self._settings.checkpoints
-        return f"{shared.rstrip('/')}/{self.run.id}" if shared else ""
 
     def _look_again(self, host: int, since: Mapping[str, int]) -> None:
         words = ["node", "--run", self.placed.folders[host], "--follow", "--since", "-"]
@@ -434,7 +429,8 @@ class GkePlace(HostsPlace):
         if all(host in running for host in chosen):
             self._pods.pods.update(running)
             return super().fetch(patterns, into, hosts)
-        if "://" not in self._url():
+        url = self.placed.place.checkpoints(self.run.id)
+        if "://" not in url:
             raise PlaceError(
                 f"the pods of run {self.run.id} are gone, together with their files. For later "
                 f"runs, name a URL (gs://…) as `checkpoints` of [places.{self.placed.place.name}]"
@@ -444,7 +440,7 @@ class GkePlace(HostsPlace):
         with tempfile.TemporaryDirectory(dir=into) as folder:
             for host in chosen:
                 part = Path(folder, str(host))
-                for path in bucket.get_files(self._url(), host, patterns, part):
+                for path in bucket.get_files(url, host, patterns, part):
                     name = path.relative_to(part).as_posix()
                     place = stream.fetched_path(name, host, spec.ranks_on(host))
                     if place is None:
@@ -492,16 +488,7 @@ class GkePlace(HostsPlace):
 
     def _left_behind(self, problem: str) -> str:
         """Message that the run's objects may still exist, and how to delete them."""
-        words = shlex.join(
-            self._cluster.command(
-                *("delete", "jobset,configmap,secret", "-l"),
-                f"{kubectl.INSTANCE}={self.placed.name}",
-            )
-        )
-        return (
-            f"JobSet {self.placed.name} may still exist, and start or cost money: {problem}. "
-            f"Delete it with `{words}`"
-        )
+        return f"{problem}. {self.placed.leftover}"
 
 
 def begun_pods(seen: Seen) -> list[Pod]:

@@ -79,7 +79,7 @@ class HostsTarget(Target):
 
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
-        shared = "" if place is None else place.settings.checkpoints
+        shared = "" if place is None else place.checkpoints(run.id)
         on_hosts = place is not None and isinstance(place.settings, HostSettings)
         if not (shared or (on_hosts and len(self.hosts) == 1)):
             raise TpunbError(
@@ -87,9 +87,7 @@ class HostsTarget(Target):
                 f"name a folder that they share, or a URL, as `checkpoints` of "
                 f"[places.{self.place.name}], or give one with --resume"
             )
-        if shared:
-            return f"{shared.rstrip('/')}/{run.id}"
-        return f"{HostsRun.read(run).folders[0]}/checkpoints"
+        return shared or f"{HostsRun.read(run).folders[0]}/checkpoints"
 
     @property
     def estimate(self) -> Estimate:

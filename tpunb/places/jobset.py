@@ -125,8 +125,8 @@ class JobSetTarget(Target):
 
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
-        if place is not None and "://" in place.settings.checkpoints:
-            return f"{place.settings.checkpoints.rstrip('/')}/{run.id}"
+        if place is not None and "://" in (shared := place.checkpoints(run.id)):
+            return shared
         raise TpunbError(
             f"--resume: the pods of {self.place.name} cannot find the checkpoints of run "
             f"{run.id}: give their URL"

@@ -172,10 +172,9 @@ class KaggleTarget(Target):
         return ".", ()
 
     def resume(self, run: RunDir) -> str:
-        known = records.read_dict(run.place)
-        ref = known.get("ref")
-        if shared := self.settings.checkpoints:
-            return f"{shared.rstrip('/')}/{run.id}"
+        if shared := self.place.checkpoints(run.id):
+            return shared
+        ref = records.read_dict(run.place).get("ref")
         if not isinstance(ref, str):
             raise TpunbError(
                 f"--resume: run {run.id} was not on Kaggle, so the session cannot read its "
@@ -503,9 +502,10 @@ class _Follower:
                 tries += 1
                 log = _LogReader(self._service, self._placed.ref)
                 self._unpacker.again()
-            elif log is None or now - log.heard > SILENT:
-                log = None  # abandon its thread
+            elif log is None:
                 time.sleep(POLL_INTERVAL)
+            elif now - log.heard > SILENT:
+                log.wanted, log = False, None
             whole = False
             for text in log.texts() if log is not None else ():
                 self._answered = time.monotonic()
@@ -528,6 +528,8 @@ class _Follower:
             over = self._status is not None and self._status.over
             if over and over_since is None:
                 # The log is complete now: read it from its start.
+                if log is not None:
+                    log.wanted = False
                 over_since, due, tries, log = now, now, 0, None
             elif not over:
                 over_since = None
@@ -614,6 +616,7 @@ class _Follower:
                         kaggle_service.download(file, path)
             except (PlaceError, OSError) as error:
                 self._run.emit(Note(f"the session's output could not be fetched: {error}"))
+                Path(folder, stream.RESULT).unlink(missing_ok=True)  # it would be the last file
             for line in read_ended(RunDir(folder)):
                 ended = isinstance(line, End)
                 yield line
@@ -642,11 +645,15 @@ class _LogReader:
         """True if the log, or the connection, has ended and all of it was read."""
         self.whole = False
         """True if the log has ended, not the connection."""
+        self.wanted = True
+        """False to let the thread end at its next output."""
         patience.start(lambda: self._read(service, ref))
 
     def _read(self, service: KaggleService, ref: str) -> None:
         try:
             for text in service.log(ref):
+                if not self.wanted:
+                    return
                 self._texts.put(text)
             self.whole = True
         except PlaceError:

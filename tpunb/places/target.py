@@ -150,8 +150,7 @@ class Target(ABC):
 
     def checkpoints(self, run_id: str) -> str | None:
         """Where a run saves checkpoints; None if each host keeps its own."""
-        shared = self.place.settings.checkpoints
-        return f"{shared.rstrip('/')}/{run_id}" if shared else None
+        return self.place.checkpoints(run_id) or None
 
     def notes(self, script: str) -> list[str]:
         """Notes for the user before the run."""
