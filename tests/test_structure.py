@@ -15,7 +15,6 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 OTHERS_TEXT = {
     "diagnostics/failure": "logs of any program",
-    "places/colab_tool.py": "what `colab sessions` and `colab usage` list",
     "runs/older.py": "result.json of releases that had sentences only",
     "utils/memory.py": "the kernel's log and cgroup files",
     "utils/processes.py": "/proc",

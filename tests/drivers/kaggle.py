@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.drivers.places import write_places
 from tests.drivers.pods import ROOT, TORCHLESS
 from tests.fakes.kaggle_kernels import FakeKaggleKernels
 
@@ -29,9 +29,7 @@ class KaggleProject:
 
     def set_place(self, **values: Any) -> None:
         """Write `places.toml`."""
-        made = {"kind": "kaggle", **values}
-        lines = [f"{name} = {json.dumps(value)}" for name, value in made.items()]
-        (self.folder / "places.toml").write_text("\n".join(["[places.kaggle]", *lines, ""]))
+        write_places(self.folder, kaggle={"kind": "kaggle", **values})
 
     def without_torch(self) -> None:
         """Sessions have ranks that are plain Python and start at once: `tests.fakes.torchless`."""

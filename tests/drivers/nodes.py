@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.drivers.places import result_of
 from tests.fakes.hosts import Host, Pod
 from tests.support import script_of
 from tpunb.runs import directory, stream
 from tpunb.runs.directory import RunDir
-from tpunb.runs.result import RunResult
+from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import RunSpec
 from tpunb.runs.stream import Append, End, Hello, Line, Replace, Start, Stop
 
@@ -98,9 +99,13 @@ class NodeProcess:
 
     def result(self) -> RunResult:
         """As it stands in this host's folder."""
-        result = RunDir(self.folder).read_result()
-        assert result is not None
-        return result
+        return result_of(RunDir(self.folder))
+
+    def failure(self) -> Failure:
+        """The first one of its result."""
+        failure = self.result().failure
+        assert failure is not None
+        return failure
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):

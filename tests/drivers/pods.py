@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tests.fakes
+from tests.drivers.places import write_places
 from tests.fakes.hosts import Host, Pod
 from tests.fakes.machine import FakeMachine
 
@@ -85,8 +86,7 @@ class ReachedPod:
         made = {"kind": "ssh", "python": sys.executable, **values}
         if made["kind"] == "ssh":
             made.setdefault("hosts", self.names)
-        lines = [f"{name} = {json.dumps(value)}" for name, value in made.items()]
-        (self.project / "places.toml").write_text("\n".join(["[places.pod]", *lines, ""]))
+        write_places(self.project, pod=made)
 
     def environment(self) -> dict[str, str]:
         """Variables with which the stand-ins are found."""

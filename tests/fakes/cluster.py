@@ -152,11 +152,6 @@ class Cluster:
         log = self.folder / "calls.jsonl"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
-    def kill(self, index: int) -> None:
-        """A node is gone, with all that is in a pod."""
-        pod = next(p for p in self.pods() if _index(p.object) == index and p.process)
-        self._kill(pod)
-
     def evict(self, index: int) -> None:
         """The node of a pod is drained: its first process is told to end."""
         pod = next(p for p in self.pods() if _index(p.object) == index)

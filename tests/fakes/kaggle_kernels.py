@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -111,7 +109,6 @@ class FakeKaggleKernels(FakeKaggle):
         """Whether the connection is lost once a notebook is saved, before anybody is told."""
         self.too_early = 0
         """How often a session that has just ended is still said to be running."""
-        self.page = 20
         self.hanging = 0
         """Requests that wait for an answer that does not come."""
         self.closing = threading.Event()
@@ -169,8 +166,6 @@ class FakeKaggleKernels(FakeKaggle):
         if session is None:  # also of one that may not be read: nobody is told which it is
             return 403, {"code": 403, "message": "Permission 'kernels.get' was denied"}
         match name:
-            case "GetKernel":
-                return 200, {"metadata": {"ref": ref, "currentVersionNumber": 1}}
             case "GetKernelSessionStatus":
                 status = session.status
                 if session.over and self.too_early > 0:
@@ -178,9 +173,6 @@ class FakeKaggleKernels(FakeKaggle):
                 return 200, {"status": status, "failureMessage": session.failure}
             case "ListKernelSessionOutput":
                 return 200, self._outputs(session, asked)
-            case "DeleteKernel":
-                del self.sessions[ref]
-                return 200, {}
         return 404, {"code": 404, "message": "Not found"}
 
     def _save(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +221,7 @@ class FakeKaggleKernels(FakeKaggle):
         if session.over:
             files = (path for path in sorted(session.work.rglob("*")) if path.is_file())
             names = [path.relative_to(session.work).as_posix() for path in files]
-        start, size = int(asked.get("pageToken") or 0), asked.get("pageSize") or self.page
+        start, size = int(asked.get("pageToken") or 0), asked["pageSize"]
         listed = []
         for name in names[start : start + min(size, 200)]:
             path = f"outputs/{session.ref}/{name}"
@@ -286,10 +278,9 @@ class FakeKaggleKernels(FakeKaggle):
 
     def _command(self, session: Session, outputs: list[int]) -> list[str]:
         code = session.folder / "notebook.ipynb"
-        if session.asked["kernelType"] == "script":
-            code.write_text(session.asked["text"], encoding="utf-8")
-            return [sys.executable, str(code)]
         code.write_text(session.asked["text"], encoding="utf-8")
+        if session.asked["kernelType"] == "script":
+            return [sys.executable, str(code)]
         words = [*map(str, outputs), str(code), str(session.folder / "executed.ipynb")]
         return [sys.executable, "-c", _PAPERMILL, *words]
 
@@ -315,8 +306,7 @@ class FakeKaggleKernels(FakeKaggle):
             "KAGGLE_CACHE_MOUNT_FOLDER": str(inputs),
             **self.environment,
         }
-        pinned = "dockerImage" in session.asked or _pinned(session.asked["text"])
-        if pinned or self.without_xla:
+        if self.without_xla:
             # The image of a session without a TPU comes instead of that of a TPU VM.
             path = session.folder / "image"
             path.mkdir()
@@ -393,11 +383,3 @@ class FakeKaggleKernels(FakeKaggle):
                     file.write(b"0\r\n\r\n")
                     return
                 time.sleep(0.02)
-
-
-def _pinned(text: str) -> bool:
-    """Whether a notebook names an image, as one that was pulled does."""
-    with contextlib.suppress(ValueError):
-        metadata: Mapping[str, Any] = json.loads(text).get("metadata", {}).get("kaggle", {})
-        return bool(metadata.get("dockerImageVersionId"))
-    return re.search(r"dockerImageVersionId", text) is not None

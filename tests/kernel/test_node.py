@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.metadata import FakeMetadataServer
 from tpunb.kernel import node
-from tpunb.kernel.node import Input, Node, NodeOrder, Output, follow_node
+from tpunb.kernel.node import Input, Node, NodeOrder, NodeOutput, follow_node
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import detect_machine
 from tpunb.runs import stream
@@ -22,6 +22,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.runs.stream import End, Start, Stop
 from tpunb.utils.errors import SetupError, TpunbError
+from tpunb.utils.version import installed_versions
 
 KEY = "ab" * 32
 TWO = Identity(2, 1, "10.0.0.2", 29477, "flags", (), "10.0.0.3")
@@ -48,7 +49,7 @@ def make(tmp_path: Path, said: io.BytesIO) -> Iterator[Make]:
         order = NodeOrder(tmp_path, stdin=Input(reading), stdout=said, **options)  # type: ignore[arg-type]
         run = RunDir(tmp_path)
         run.script.write_text("print(1)\n")
-        return Node(order, Output(said))
+        return Node(order, NodeOutput(said))
 
     yield make
     for end in ends:
@@ -136,7 +137,7 @@ def test_facts_contain_everything_that_must_be_the_same(make: Make) -> None:
     run = make().run_dir
     found = node.facts(run, spec(hosts=("h0", "h1")), detect_machine({}))
     assert found["ranks on each host"] == "1"
-    assert found["torch"] == node.versions()["torch"]
+    assert found["torch"] == installed_versions()["torch"]
     before = found["the script"]
     run.script.write_text("print(2)\n")
     assert node.facts(run, spec(), detect_machine({}))["the script"] != before

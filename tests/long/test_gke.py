@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.nodes import until
+from tests.drivers.places import printed
 from tests.fakes.cluster import Cluster
 from tests.places.test_gke import (
     HUSH,
     again,
     cluster,
-    log,
     mirrored,
     objects,
     phase,
@@ -37,7 +37,7 @@ def test_attach_later_reads_the_logs_of_the_pods(
     until(lambda: phase(cluster) == "Completed")
     result = mirrored(again(made))
     assert result.state is RunState.SUCCEEDED
-    assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
+    assert sorted(printed(made.run)) == [f"rank {rank}" for rank in range(8)]
     assert objects(cluster) == []
     assert b"hush" not in b"".join(p.read_bytes() for p in made.run.path.rglob("*") if p.is_file())
 
@@ -55,7 +55,7 @@ def test_logs_and_files_of_deleted_pods_come_from_the_bucket(
     until(lambda: not cluster.pods())
     found = again(made)
     assert mirrored(found).state is RunState.SUCCEEDED
-    assert sorted(log(made.run)) == [f"rank {rank}" for rank in range(8)]
+    assert sorted(printed(made.run)) == [f"rank {rank}" for rank in range(8)]
     names = {
         path.relative_to(made.run.path).as_posix() for path in found.fetch(["*"], made.run.path)
     }

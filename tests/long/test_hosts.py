@@ -105,8 +105,7 @@ def test_lost_host_0_is_named_by_the_other_hosts(make: Make, pod: Pod) -> None:
     pod[0].kill()
     assert run.wait(1, 2) == [1, 1]
     for number in (1, 2):
-        failure = run.nodes[number].result().failure
-        assert failure is not None
+        failure = run.nodes[number].failure()
         assert failure.headline() == "host h0 was lost: no heartbeat for 3 s"
 
 
@@ -125,8 +124,7 @@ def test_timeout_names_a_host_that_never_connects(make: Make) -> None:
         run.start(number, "--patience", "2s")
     assert run.wait() == [1, 1]
     for node in run.nodes.values():
-        failure = node.result().failure
-        assert failure is not None
+        failure = node.failure()
         assert failure.headline() == "host h2 has not connected within 2 s"
         assert not node.log()
 
@@ -199,8 +197,7 @@ def test_port_in_use_is_named(make: Make) -> None:
     other = make("print('done')")
     other.start(0)
     assert other.wait() == [1]
-    failure = other.nodes[0].result().failure
-    assert failure is not None
+    failure = other.nodes[0].failure()
     assert failure.kind is FailureKind.REFUSED
     assert failure.headline() == (
         "cannot listen for the other hosts: port 29500 of 10.77.0.2: Address already in use"
@@ -208,8 +205,7 @@ def test_port_in_use_is_named(make: Make) -> None:
     # One that meets the first run's host 0 instead of its own says so.
     other.start(1, "--patience", "2s")
     assert other.nodes[1].wait() == 1
-    failure = other.nodes[1].result().failure
-    assert failure is not None
+    failure = other.nodes[1].failure()
     assert f"another program listens there, not run {other.spec.id}" in failure.headline()
     run.stop(0)
     assert run.wait() == [130, 130]
@@ -221,8 +217,7 @@ def test_version_mismatch_on_one_host_is_refused_before_the_start(make: Make) ->
     run.start_all()
     assert run.wait() == [1, 1, 1]
     for node in run.nodes.values():
-        failure = node.result().failure
-        assert failure is not None
+        failure = node.failure()
         assert failure.kind is FailureKind.REFUSED
         assert failure.headline().startswith("the script: ")
         assert failure.headline().endswith(" on h2")
@@ -258,8 +253,7 @@ def test_full_disk_on_one_host_is_the_failure_of_its_rank(make: Make, pod: Pod) 
         pod[1].path(folder / name).write_bytes(data)
     run.start_all()
     assert run.wait() == [1, 1]
-    failure = run.nodes[0].result().failure
-    assert failure is not None
+    failure = run.nodes[0].failure()
     assert (failure.host, failure.rank, failure.type) == ("h1", 2, "OSError")
     assert "No space left on device" in failure.message
     pod[1].run(["umount", str(folder)], check=True)

@@ -9,17 +9,15 @@ import sys
 from typing import Any
 
 from tests.drivers.kernel import Kernel, kernel, until
+from tests.drivers.places import mirrors, result_of
 from tests.drivers.pods import ROOT, ReachedPod
 from tests.scenarios.test_places import (
     BEGUN,
     EVERY,
     GO_ON,
-    SLOW_TO_END,
-    TOLD,
     _nothing_left,
     begun,
     last,
-    mirrors,
     nb,
     newest,
     pod,
@@ -31,6 +29,13 @@ from tests.scenarios.test_places import (
 from tpunb.runs import chips, state
 from tpunb.runs.directory import list_runs
 from tpunb.runs.spec import FailureKind, RunState, StopCause
+
+TOLD = """
+import os, pathlib, time
+told = pathlib.Path(os.environ["TPUNB_RUN"], "chips.json")
+while not told.exists():
+    time.sleep(0.05)
+"""
 
 
 def test_chip_usage_of_every_host_is_collected(pod: ReachedPod, nb: Kernel) -> None:
@@ -52,27 +57,6 @@ def test_chip_usage_of_every_host_is_collected(pod: ReachedPod, nb: Kernel) -> N
     assert [(chip.name, chip.peak) for chip in known] == [("h0/0", 10**9), ("h1/0", 2 * 10**9)]
 
 
-def test_second_interrupt_skips_the_grace_period_on_hosts(nb: Kernel) -> None:
-    ran = train(nb, SLOW_TO_END, "--grace 10m", until_begun=4)
-    run = newest(nb)
-    assert run is not None
-    nb.interrupt()
-    until(lambda: run.log.read_text().count("saving") == 4, "ranks that save")
-    nb.interrupt()
-    nb.wait(ran)
-    assert last(nb).state is RunState.INTERRUPTED
-
-
-def test_retry_restarts_all_hosts(nb: Kernel) -> None:
-    body = (
-        "import os\nif os.environ['RANK'] == '2' and os.environ['TPUNB_ATTEMPT'] == '0':\n"
-        "    raise ValueError('once')\nprint('attempt', os.environ['TPUNB_ATTEMPT'])"
-    )
-    ran = train(nb, body, "--retries 1").good()
-    assert who(ran, "attempt 1") == EVERY
-    assert last(nb).attempts == 2
-
-
 def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[1].kill()
@@ -85,15 +69,6 @@ def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> Non
     assert "ranks h1/2-3 lost" in ran.status
 
 
-def test_lost_host_0_is_named_in_the_result(pod: ReachedPod, nb: Kernel) -> None:
-    ran = train(nb, GO_ON, until_begun=4)
-    pod[0].kill()
-    nb.wait(ran)
-    result = last(nb)
-    assert result.state is RunState.FAILED
-    assert "h0" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
-
-
 def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
     with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
         made.run("%load_ext tpunb", "load").good()
@@ -102,8 +77,7 @@ def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
         assert run is not None
         os.kill(made.pid, signal.SIGKILL)
         until(lambda: not state.run_state(run).active, "the end")
-    result = run.read_result()
-    assert result is not None
+    result = result_of(run)
     assert result.stop is not None
     assert result.stop.cause is StopCause.KERNEL_GONE
 
@@ -173,8 +147,7 @@ def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
     assert "2 trials: 2 complete · best loss 1 in trial 0" in swept.stdout
     for run, rate in zip(list_runs(pod.project / "runs")[-2:], (2, 3), strict=True):
         assert f"rate = {rate}" in run.script.read_text()
-        result = run.read_result()
-        assert result is not None
+        result = result_of(run)
         assert (result.place, len(result.hosts)) == ("pod", 2)
 
 

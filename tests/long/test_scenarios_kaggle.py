@@ -13,10 +13,10 @@ import pytest
 from tests.data.archives import zipped
 from tests.drivers.kaggle import KEY, KaggleProject
 from tests.drivers.kernel import Kernel, kernel, until
+from tests.drivers.places import mirrors
 from tests.fakes.kaggle_server import Stored
 from tests.scenarios.test_kaggle import (
     kaggle,
-    mirrors,
     nb,
     newest,
     result,

@@ -45,12 +45,6 @@ def test_unreachable_host_is_named_with_the_ssh_message(pod: ReachedPod) -> None
     assert "nothing was started" in str(caught.value)
 
 
-def test_an_unknown_host_is_named(pod: ReachedPod) -> None:
-    pod.set_place(hosts=["h0", "nowhere"])
-    with pytest.raises(HostsError, match="nowhere: ssh: Could not resolve hostname nowhere"):
-        found(pod)
-
-
 def shadowed(folder: Path, package: str, version: str) -> str:
     """A folder for PYTHONPATH in which a package has another version."""
     info = folder / f"{package}-{version}.dist-info"
@@ -78,18 +72,19 @@ def test_other_files_of_the_same_version_are_refused(
         found(pod)
 
 
-def test_host_without_tpunb_explains_the_install(pod: ReachedPod) -> None:
-    pod.set_place(python="/usr/bin/python3")
-    with pytest.raises(HostsError) as caught:
-        found(pod)
-    text = str(caught.value)
-    assert "h0, h1: tpunb is not installed for /usr/bin/python3" in text
-    assert 'environment = "make"' in text
-
-
-def test_a_missing_interpreter_is_named(pod: ReachedPod) -> None:
-    pod.set_place(python="~/venv/bin/python")
-    with pytest.raises(HostsError, match="venv/bin/python"):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"python": "/usr/bin/python3"}, "h0, h1: tpunb is not installed for /usr/bin/python3"),
+        ({"python": "~/venv/bin/python"}, "venv/bin/python"),
+        ({"hosts": ["h0", "nowhere"]}, "nowhere: ssh: Could not resolve hostname nowhere"),
+    ],
+)
+def test_hosts_that_cannot_run_tpunb_are_named(
+    pod: ReachedPod, settings: dict[str, object], said: str
+) -> None:
+    pod.set_place(**settings)
+    with pytest.raises(HostsError, match=said):
         found(pod)
 
 
@@ -105,27 +100,27 @@ def test_node_ranks_are_worker_numbers(pod: ReachedPod, tmp_path: Path) -> None:
         chosen.choose_cores(4)
 
 
-def test_another_number_of_chips_is_refused(pod: ReachedPod, tmp_path: Path) -> None:
-    pod.set_place(hosts=["h0", "h1"])
-    pod.change("h0", env=tpu(tmp_path / "0", 0))
-    pod.change("h1", env=tpu(tmp_path / "1", 1, chips=2))
-    with pytest.raises(HostsError, match=r"it has \d chips, unlike the other hosts"):
-        found(pod)
-
-
-def test_a_slice_of_more_hosts_than_the_place_names_is_refused(
-    pod: ReachedPod, tmp_path: Path
+@pytest.mark.parametrize(
+    ("hosts", "workers", "chips", "said"),
+    [
+        (["h0", "h1"], (0, 1), (4, 2), r"it has \d chips, unlike the other hosts"),
+        (["h1"], (1, 0), (4, 4), "one of the 2 hosts of a v5litepod-8"),
+        (["h0", "h1"], (0, 0), (4, 4), "it reports worker number 0, like another host"),
+    ],
+)
+def test_hosts_that_are_not_one_whole_slice_are_refused(
+    pod: ReachedPod,
+    tmp_path: Path,
+    hosts: list[str],
+    workers: tuple[int, int],
+    chips: tuple[int, int],
+    said: str,
 ) -> None:
-    pod.set_place(hosts=["h1"])
-    pod.change("h1", env=tpu(tmp_path / "1", 0))
-    with pytest.raises(HostsError, match="one of the 2 hosts of a v5litepod-8"):
-        found(pod)
-
-
-def test_the_same_worker_twice_is_refused(pod: ReachedPod, tmp_path: Path) -> None:
+    pod.set_place(hosts=hosts)
     for number in (0, 1):
-        pod.change(f"h{number}", env=tpu(tmp_path / str(number), 0))
-    with pytest.raises(HostsError, match="it reports worker number 0, like another host"):
+        env = tpu(tmp_path / str(number), workers[number], chips=chips[number])
+        pod.change(f"h{number}", env=env)
+    with pytest.raises(HostsError, match=said):
         found(pod)
 
 
@@ -183,4 +178,4 @@ def test_host_report_as_json(pod: ReachedPod) -> None:
     pod.change("h1", refuses="no")
     report = json.loads(json.dumps(asked(pod).to_json()))
     assert [host["reached"] for host in report["hosts"]] == [True, False]
-    assert report["problems"] == [{"host": "h1", "message": "no"}]
+    assert report["advice"] == []

@@ -12,6 +12,7 @@ from tpunb.places.config import (
     GcloudTpuSettings,
     JobSetSettings,
     PlaceConfig,
+    Settings,
     SshSettings,
     find_place,
 )
@@ -40,36 +41,33 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_ssh_place_settings(home: Path) -> None:
-    file = written(home / "project", POD + 'files = ["*.py", "- old*"]\ncores = 2\n')
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (
+            POD + 'files = ["*.py", "- old*"]\ncores = 2\n',
+            SshSettings(hosts=("10.0.0.2", "me@10.0.0.3"), files=("*.py", "- old*"), cores=2),
+        ),
+        (
+            '[places.pod]\nkind = "gcloud-tpu"\nname = "mine"\nzone = "us-west4-a"\n',
+            GcloudTpuSettings(name="mine", zone="us-west4-a"),
+        ),
+        (
+            '[places.pod]\nkind = "gcloud-mig"\nname = "g"\nzone = "us-c1-c"\ntunnel = true\n',
+            GcloudMigSettings(name="g", zone="us-c1-c", tunnel=True),
+        ),
+        (
+            GKE + 'queue = "team"\nrestarts = 2\nport = 9000\n',
+            JobSetSettings(
+                port=9000, accelerator="v6e", topology="4x4", image="i", queue="team", restarts=2
+            ),
+        ),
+    ],
+)
+def test_settings_of_a_place(home: Path, text: str, settings: Settings) -> None:
+    file = written(home / "project", text)
     place = find_place("pod", home / "project")
-    assert place == PlaceConfig(
-        "pod",
-        "ssh",
-        file,
-        SshSettings(hosts=("10.0.0.2", "me@10.0.0.3"), files=("*.py", "- old*"), cores=2),
-    )
-    assert PlaceConfig.from_json(place.to_json()) == place
-
-
-def test_gcloud_place_settings(home: Path) -> None:
-    written(
-        home / "project",
-        '[places.v5e]\nkind = "gcloud-tpu"\nname = "mine"\nzone = "us-west4-a"\n'
-        '[places.v7x]\nkind = "gcloud-mig"\nname = "g"\nzone = "us-c1-c"\ntunnel = true\n',
-    )
-    tpu = find_place("v5e", home / "project").settings
-    assert tpu == GcloudTpuSettings(name="mine", zone="us-west4-a")
-    mig = find_place("v7x", home / "project").settings
-    assert mig == GcloudMigSettings(name="g", zone="us-c1-c", tunnel=True)
-
-
-def test_jobset_place_settings(home: Path) -> None:
-    written(home / "project", GKE + 'queue = "team"\nrestarts = 2\nport = 9000\n')
-    place = find_place("pod", home / "project")
-    assert place.settings == JobSetSettings(
-        port=9000, accelerator="v6e", topology="4x4", image="i", queue="team", restarts=2
-    )
+    assert (place.name, place.file, place.settings) == ("pod", file, settings)
     assert PlaceConfig.from_json(place.to_json()) == place
 
 

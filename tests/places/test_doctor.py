@@ -10,7 +10,7 @@ import pytest
 from tests.drivers.pods import ReachedPod, tpu
 from tpunb.places.check import HostsReport
 from tpunb.places.config import PlaceConfig, SshSettings
-from tpunb.places.doctor import ReachReport
+from tpunb.places.doctor import make_report
 from tpunb.places.kinds import inspect_place
 
 
@@ -19,7 +19,7 @@ def test_doctor_of_connected_hosts_is_ready(pod: ReachedPod) -> None:
     assert report.problems() == []
     lines = report.text().splitlines()
     assert lines[0].startswith("place pod (ssh, ")
-    assert [line.split()[:2] for line in lines[2:4]] == [
+    assert [line.split()[:2] for line in lines[3:5]] == [
         [host.name, host.address] for host in pod.pod.hosts
     ]
     assert lines[-1] == "ready: %%tpu_train --on pod runs on 8 rehearsal cores on 2 hosts"
@@ -67,12 +67,12 @@ def test_doctor_of_a_single_host_needs_no_connection(pod: ReachedPod, hosts: lis
     pod.set_place(hosts=hosts)
     report = inspect_place("pod", pod.project)
     assert report.problems() == []
-    assert report.hosts.names == tuple(hosts)
+    assert [host["name"] for host in report.to_json()["hosts"]] == hosts
 
 
 def test_doctor_names_hosts_if_none_answers() -> None:
     place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
     silent = dict.fromkeys(("h0", "h1"), "Permission denied (publickey).")
-    report = ReachReport(HostsReport(place, ("h0", "h1"), (None, None), silent))
+    report = make_report(HostsReport(place, ("h0", "h1"), (None, None), silent))
     assert report.problems() == list(silent.items())
     assert "problem: h0, h1: Permission denied (publickey)." in report.text()

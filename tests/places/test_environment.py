@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
 
 from tests.drivers.pods import ReachedPod
-from tpunb.places import check, environment
+from tpunb.places import archive, check, environment
 from tpunb.places.config import find_place
 from tpunb.places.errors import HostsError
 from tpunb.places.place import Cancelled
 from tpunb.places.transport import make_transport
-from tpunb.utils.version import __version__
 
 
 def test_lock_lists_the_installed_packages() -> None:
@@ -54,15 +51,13 @@ def test_on_a_tpu_the_lock_has_libtpu() -> None:
     assert libtpu.startswith("libtpu==")
 
 
-def test_wheel_is_complete_and_reproducible() -> None:
-    data = environment.build_wheel()
-    assert data == environment.build_wheel()
-    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-        names = set(wheel.namelist())
-        record = wheel.read(f"tpunb-{__version__}.dist-info/RECORD").decode()
-    assert {"tpunb/cli.py", "tpunb/py.typed", f"tpunb-{__version__}.dist-info/METADATA"} <= names
-    assert {line.partition(",")[0] for line in record.splitlines()} == names
-    assert not [name for name in names if "__pycache__" in name]
+def test_package_is_complete_and_reproducible() -> None:
+    package = archive.own_package()
+    assert {"tpunb/cli.py", "tpunb/py.typed"} <= set(package)
+    assert not [name for name in package if "__pycache__" in name]
+    left = set(package) - set(archive.own_package(("sweeps", "notebook/migrate")))
+    assert {"/".join(name.split("/")[1:2]) for name in left} == {"sweeps", "notebook"}
+    assert archive.pack(package) == archive.pack(package)
 
 
 def made(pod: ReachedPod, *, cancelled: bool = False) -> tuple[check.HostsReport, list[str]]:

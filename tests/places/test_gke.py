@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.nodes import until
+from tests.drivers.places import gke_table, result_of, write_places
 from tests.fakes.cluster import Cluster
 from tests.support import script_of
 from tpunb.places import gke, kinds, kubectl
@@ -49,15 +48,7 @@ def cluster(
 
 
 def write_place(folder: Path, **values: object) -> None:
-    """The place `gke`: two pods."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    known = {"kind": "jobset", "accelerator": "v6e", "topology": "2x4", "image": "image:1"}
-    lines = [
-        f"{key} = {json.dumps(value)}" for key, value in {**known, "port": port, **values}.items()
-    ]
-    (folder / "places.toml").write_text("\n".join(["[places.gke]", *lines]))
+    write_places(folder, gke=gke_table(**values))
 
 
 def target() -> JobSetTarget:
@@ -101,8 +92,7 @@ def mirrored(made: GkePlace, *, found: bool = True) -> RunResult:
     if found or mirror.begin({}):
         mirror.follow()
     made.close()
-    result = made.run.read_result()
-    assert result is not None
+    result = result_of(made.run)
     return result
 
 
@@ -268,11 +258,6 @@ def test_late_output_of_old_pods_is_dropped_after_a_jobset_restart(
 def phase(cluster: Cluster) -> str:
     [jobset] = cluster.objects("JobSet")
     return str(jobset["status"].get("terminalState", ""))
-
-
-def log(run: RunDir) -> list[str]:
-    lines = run.log.read_text().splitlines()
-    return [line.partition("] ")[2] for line in lines if "[tpunb]" not in line]
 
 
 def test_cost_estimate_and_queue_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:

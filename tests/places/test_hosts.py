@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,18 @@ from tpunb.places import hosts, remote
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
 from tpunb.places.hosts import HostsPlace
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import ConnectionLost
+from tpunb.places.place import ConnectionLost, HostsRun
+from tpunb.places.transport import Transport
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.runs.stream import Append, End
 
 
-class Shells:
+class Shells(Transport):
     """A transport whose hosts are local shells; `instead`: other commands for some of them."""
+
+    hosts: tuple[str, ...] = ()
 
     def __init__(self, count: int) -> None:
         self.hosts = tuple(f"h{number}" for number in range(count))
@@ -32,12 +34,6 @@ class Shells:
 
     def command(self, host: int, remote: str) -> list[str]:
         return ["sh", "-c", self.instead.get(host, remote)]
-
-    def shell(self, host: int) -> None:
-        return None
-
-    def reorder(self, order: Sequence[int]) -> None:
-        raise AssertionError("hosts are in order here")
 
 
 @pytest.fixture

@@ -17,25 +17,24 @@ from tests.drivers.kaggle import KEY, KaggleProject
 from tests.fakes.kaggle_kernels import Session
 from tests.places.test_kaggle_service import script, wait_until_over
 from tpunb.places import kaggle as places_kaggle
-from tpunb.places import log_stream
+from tpunb.places import kinds, log_stream
 from tpunb.places.config import KaggleSettings, PlaceConfig, find_place
 from tpunb.places.errors import PlaceError
 from tpunb.places.kaggle import (
-    CHIPS,
     KagglePlace,
     KaggleRun,
     KaggleTarget,
     _slug,
     find_kaggle,
     inspect_kaggle,
-    matches,
     place_here,
 )
-from tpunb.places.kaggle_service import NoAnswerError, Status
+from tpunb.places.kaggle_service import NoAnswerError, SessionStatus
 from tpunb.places.log_stream import Packer
 from tpunb.places.place import ConnectionLost
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase, from_line
+from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
 from tpunb.runs.stream import Append, End, Line, Replace, Stop
 from tpunb.utils.errors import DataError, TpunbError
@@ -152,12 +151,11 @@ def test_quota_used_up_is_refused(kaggle: KaggleProject) -> None:
 
 
 def test_interrupt_before_the_push_starts_nothing(kaggle: KaggleProject) -> None:
-    place = find_place("kaggle", kaggle.folder)
     with pytest.raises(TpunbError, match="nothing was started"):
-        find_kaggle(place, kaggle.folder, print, lambda: True)
+        kinds.find_target("kaggle", kaggle.folder, print, lambda: True)
     kaggle.service.trouble["GetAcceleratorQuotaStatistics"] = [-1]
     with pytest.raises(TpunbError, match="nothing was started"):
-        find_kaggle(place, kaggle.folder, print, lambda: bool(kaggle.service.hanging))
+        kinds.find_target("kaggle", kaggle.folder, print, lambda: bool(kaggle.service.hanging))
 
 
 # What is sent
@@ -222,9 +220,24 @@ def test_push_that_is_refused(
     assert not kaggle.service.sessions
 
 
-@pytest.mark.parametrize("late", [Status("QUEUED"), NoAnswerError("Kaggle answers with HTTP 500")])
+def test_push_whose_answer_is_lost_is_looked_up(kaggle: KaggleProject, run: RunDir) -> None:
+    kaggle.service.trouble["SaveKernel"] = [500]
+    with pytest.raises(PlaceError, match="HTTP 500: the run has not started"):
+        started(opened(run))
+    kaggle.service.hold.clear()
+    kaggle.service.lose_answer = True
+    started(opened(run))
+    assert list(kaggle.service.sessions) == [REF]
+
+
+@pytest.mark.parametrize(
+    "late", [SessionStatus("QUEUED"), NoAnswerError("Kaggle answers with HTTP 500")]
+)
 def test_push_with_a_late_status_answer(
-    kaggle: KaggleProject, run: RunDir, monkeypatch: pytest.MonkeyPatch, late: Status | PlaceError
+    kaggle: KaggleProject,
+    run: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    late: SessionStatus | PlaceError,
 ) -> None:
     """A notebook that Kaggle does not know at once may have started all the same."""
     place = opened(run)
@@ -232,13 +245,13 @@ def test_push_with_a_late_status_answer(
     kaggle.service.trouble["SaveKernel"] = [500]
     answers = iter([None, late])
 
-    def status(ref: str) -> Status | None:
+    def status(ref: str) -> SessionStatus | None:
         if isinstance(answer := next(answers), PlaceError):
             raise answer
         return answer
 
     monkeypatch.setattr(place._service, "status", status)
-    if isinstance(late, Status):
+    if isinstance(late, SessionStatus):
         started(place)
     else:
         with pytest.raises(PlaceError, match=f"is not known.* uses quota: .*{REF}"):
@@ -270,6 +283,7 @@ def test_follow_a_run_to_its_end(kaggle: KaggleProject, run: RunDir) -> None:
     place = opened(run)
     push(place, kaggle, printing(*LINES, End(0)))
     assert followed(place) == [*LINES, End(0)]
+    assert followed(opened(run)) == [*LINES, End(0)]  # once more, after the end of the session
     assert texts(run)[-1].startswith("quota: 19.00 TPU hours left before the run, 19.00 now")
     assert place.state() is RunState.SUCCEEDED
 
@@ -292,13 +306,6 @@ def test_log_that_stalls_is_reconnected(
     session = push(place, kaggle, printing(*LINES, End(0), wait="time.sleep(0.5)"))
     assert followed(place) == [*LINES, End(0)]
     assert session.streamed > 1
-
-
-def test_follow_after_the_end_of_the_session(kaggle: KaggleProject, run: RunDir) -> None:
-    place = opened(run)
-    push(place, kaggle, printing(*LINES, End(0)))
-    wait_until_over(kaggle)
-    assert followed(opened(run)) == [*LINES, End(0)]
 
 
 def test_follow_ends_although_kaggle_reports_running(kaggle: KaggleProject, run: RunDir) -> None:
@@ -353,11 +360,12 @@ def test_session_that_ends_before_the_run_is_explained(
 def test_log_without_an_end_is_completed_from_the_output(
     kaggle: KaggleProject, run: RunDir
 ) -> None:
+    ended = RunResult(RunState.FAILED, "n", 8, "TPU", 1.0, 2.0, Path("/"), returncode=3)
     writes = "os.mkdir('tpunb-run')\n" + "".join(
         f"open('tpunb-run/{name}', 'w').write({content!r})\n"
         for name, content in {
             "run.log": "[0] hello\n[0] more\n",
-            "result.json": '{"returncode": 3}',
+            "result.json": json.dumps(ended.to_json()),
             "spec.json": "not for here",
         }.items()
     )
@@ -443,12 +451,6 @@ def test_output_paths_in_the_run_folder(name: str, place: str | None) -> None:
     assert place_here(name) == place
 
 
-def test_fetch_patterns() -> None:
-    assert matches("checkpoints/a/b.pt", "checkpoints")
-    assert matches("checkpoints/a/b.pt", "*.pt")
-    assert not matches("checkpoints/a/b.pt", "check")
-
-
 def test_resume_from_a_kaggle_run_or_a_bucket(kaggle: KaggleProject, run: RunDir) -> None:
     target = found(kaggle)
     with pytest.raises(TpunbError, match="was not on Kaggle"):
@@ -457,8 +459,3 @@ def test_resume_from_a_kaggle_run_or_a_bucket(kaggle: KaggleProject, run: RunDir
     assert target.resume(run) == f"kaggle-output:{REF}"
     kaggle.set_place(checkpoints="gs://bucket/runs")
     assert found(kaggle).resume(run) == f"gs://bucket/runs/{RUN}"
-
-
-def test_accelerators_known_for_kaggle() -> None:
-    assert set(CHIPS) == {"TpuV5E8"}
-    assert KaggleSettings().accelerator in CHIPS

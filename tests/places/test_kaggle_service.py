@@ -19,7 +19,7 @@ from tpunb.places.kaggle_service import (
     OutputFile,
     Pushed,
     Quota,
-    Status,
+    SessionStatus,
     bounded,
     connect,
     download,
@@ -50,11 +50,11 @@ def test_push_status_log_and_outputs(kaggle: KaggleProject, tmp_path: Path) -> N
     kaggle.service.hold.clear()
     text = "import os; print('hello', flush=True); os.mkdir('d'); open('d/a', 'w').write('x' * 9)"
     pushed = service.push(script(text, dataset_data_sources=["me/cats"]))
-    assert pushed == Pushed(REF, f"https://www.kaggle.com/code/{REF}", ("me/cats",))
-    assert service.status(REF) == Status("QUEUED")
+    assert pushed == Pushed(REF, ("me/cats",))
+    assert service.status(REF) == SessionStatus("QUEUED")
     kaggle.service.hold.set()
     wait_until_over(kaggle)
-    assert service.status(REF) == Status("COMPLETE")
+    assert service.status(REF) == SessionStatus("COMPLETE")
     assert "".join(service.log(REF)) == "hello\n"
     [file] = service.outputs(REF)
     assert file.name == "d/a"

@@ -57,21 +57,10 @@ def test_pod_states_explain_why_a_pod_waits() -> None:
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_kubectl_input_and_output_with_any_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod's log may contain any bytes, which must not end following it."""
-    (tmp_path / "kubectl").write_text("#!/bin/sh\nprintf '\\377'\nexec cat\n")
-    (tmp_path / "kubectl").chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert kubectl.Kubectl(JobSetSettings()).run("logs", given="ü") == "\ufffdü"
-
-
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     "printed",
     [
-        *("", "null", "3", "[]", "{}", '{"items": 3}', '{"items": [1]}', "[" * 5000, "garbage"),
+        *("", "null", "{}", '{"items": 3}', '{"items": [1]}', "garbage"),
         '{"items": [{"kind": "Pod"}]}',
         '{"items": [{"kind": "Pod", "metadata": {"name": "p"}, "status": [1]}]}',
         '{"items": [{"kind": "JobSet"}]}',
@@ -87,21 +76,3 @@ def test_objects_of_another_form_are_no_answer(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(kubectl.UnansweredError, match="kubectl get"):
         kubectl.Kubectl(JobSetSettings()).look("run")
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_what_kubectl_says_controls_no_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    title = r"\u001b]0;mine\u0007"
-    (tmp_path / "kubectl").write_text(
-        "#!/bin/sh\nif [ $2 = get ]; then cat <<'END'\n"
-        f'{{"status": {{"message": "a{title}b"}}}}\nEND\n'
-        "else printf '\\033]0;mine\\007\\033[2Jno' >&2; exit 1; fi\n"
-    )
-    (tmp_path / "kubectl").chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert kubectl.Kubectl(JobSetSettings()).get("x", "y") == {"status": {"message": "ab"}}
-    with pytest.raises(kubectl.UnansweredError) as caught:
-        kubectl.Kubectl(JobSetSettings()).run("version")
-    assert str(caught.value) == "`kubectl version` failed: no"

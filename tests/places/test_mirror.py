@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from tests.drivers.kernel import until
 from tpunb.places import mirror
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
 from tpunb.places.mirror import Mirror, MirrorProcess, wait_until_taken
-from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostsRun, Place, Said, Say
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Note, Phase, to_line
+from tpunb.runs.events import Ended, Phase, to_line
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.runs.stream import Append, End, Hello, Line, Replace, Stop
@@ -45,12 +44,7 @@ class ScriptedPlace(Place):
         self.refuses: Exception | None = None
         self.let_go_of = False
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         if self.refuses is not None:
             raise self.refuses
         if cancelled():
@@ -154,22 +148,6 @@ def test_returns_are_fetched_from_host_0(run: RunDir) -> None:
     assert place.fetched == [(["returns"], [0])]
 
 
-def test_place_is_released_before_the_result_is_written(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
-    here: list[RunResult | None] = []
-
-    def finish(say: Callable[[str], None]) -> None:
-        here.append(run.read_result())
-        say("the session stays")
-
-    monkeypatch.setattr(place, "finish", finish)
-    assert followed(run, place) is not None
-    assert here == [None]
-    assert "the session stays" in [e.text for e in run.read_events() if isinstance(e, Note)]
-
-
 @pytest.mark.usefixtures("starts_processes")
 def test_crash_of_the_mirror_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     mirror = MirrorProcess(RunDir(tmp_path), variables=None, stays=True)
@@ -221,17 +199,23 @@ def test_detached_run_is_away_if_no_host_answers(run: RunDir) -> None:
     assert run.is_away()
 
 
-def test_host_errors_at_the_start_are_failures_in_the_result(run: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("refuses", "host", "said"),
+    [
+        (HostsError("pod", (("h1", "the disk is full"),)), "h1", "the disk is full"),
+        (FileNotFoundError(2, "No such file or directory", "data.csv"), None, "data.csv"),
+    ],
+)
+def test_errors_at_the_start_are_failures_in_the_result(
+    run: RunDir, refuses: Exception, host: str | None, said: str
+) -> None:
     place = ScriptedPlace(run, [])
-    place.refuses = HostsError("pod", (("h1", "the disk is full"),))
+    place.refuses = refuses
     result = followed(run, place)
     assert result is not None
     [failure] = result.failures
-    assert (failure.kind, failure.host, failure.message) == (
-        FailureKind.REFUSED,
-        "h1",
-        "the disk is full",
-    )
+    assert (failure.kind, failure.host) == (FailureKind.REFUSED, host)
+    assert said in failure.message
 
 
 def test_a_stop_before_the_hosts_have_begun(run: RunDir) -> None:
@@ -261,16 +245,6 @@ def test_stop_requests_are_passed_to_the_place(run: RunDir) -> None:
         ("enough", False),
         ("enough", True),
     ]
-
-
-def test_local_files_that_cannot_be_read_are_failures_in_the_result(run: RunDir) -> None:
-    place = ScriptedPlace(run, [])
-    place.refuses = FileNotFoundError(2, "No such file or directory", "data.csv")
-    result = followed(run, place)
-    assert result is not None
-    [failure] = result.failures
-    assert (failure.kind, failure.host) == (FailureKind.REFUSED, None)
-    assert "data.csv" in failure.message
 
 
 @pytest.mark.usefixtures("starts_processes")

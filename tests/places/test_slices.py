@@ -9,24 +9,17 @@ from tpunb.places.slices import ACCELERATORS, find_slice
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "topology", "hosts", "chips", "named"),
+    ("asked", "hosts", "chips", "named"),
     [
-        ("v5e", "1x1", 1, 1, "v5litepod-1"),
-        ("v5e", "2x2", 1, 4, "v5litepod-4"),
-        ("v5e", "4x4", 4, 4, "v5litepod-16"),
-        ("v5p", "2x2x1", 1, 4, "v5p-8"),
-        ("v5p", "2x2x4", 4, 4, "v5p-32"),
-        ("v6e", "2x4", 2, 4, "v6e-8"),
-        ("v6e", "4x4", 4, 4, "v6e-16"),
-        ("v6e", "16x16", 64, 4, "v6e-256"),
-        ("tpu7x", "1x1x1", 1, 1, "tpu7x-2"),
-        ("tpu7x", "2x2x2", 2, 4, "tpu7x-16"),
+        (("v5e", "1x1"), 1, 1, "v5litepod-1"),
+        (("v5p", "2x2x4"), 4, 4, "v5p-32"),
+        (("v6e", "2x4"), 2, 4, "v6e-8"),
+        (("v6e", "2x4", 8), 1, 8, "v6e-8"),
+        (("tpu7x", "2x2x2"), 2, 4, "tpu7x-16"),
     ],
 )
-def test_a_slice_has_hosts_and_chips(
-    accelerator: str, topology: str, hosts: int, chips: int, named: str
-) -> None:
-    found = find_slice(accelerator, topology)
+def test_a_slice_has_hosts_and_chips(asked: tuple, hosts: int, chips: int, named: str) -> None:
+    found = find_slice(*asked)
     assert (found.hosts, found.chips, found.accelerator_type) == (hosts, chips, named)
 
 
@@ -40,11 +33,6 @@ def test_every_slice_of_the_table_is_whole_and_has_a_name_that_torch_xla_parses(
             assert parsed is not None
             assert parsed[1] == total
             assert tpu.type_of_slice(accelerator.label, topology) == found.accelerator_type
-
-
-def test_a_host_of_8_chips_is_alone() -> None:
-    found = find_slice("v6e", "2x4", 8)
-    assert (found.hosts, found.chips) == (1, 8)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,18 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.pods import ReachedPod
-from tpunb.places import kinds, transfer
+from tpunb.places import archive, kinds, transfer
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled
+from tpunb.places.place import Cancelled, HostsRun
 from tpunb.places.transfer import chosen_files
-from tpunb.places.transport import make_transport
+from tpunb.places.transport import Transport, make_transport
 
 
 @pytest.fixture
@@ -71,8 +69,9 @@ def test_links_are_copied_as_their_targets(
     (root / "data/link.csv").symlink_to(elsewhere)
     (root / "data/hard.csv").hardlink_to(root / "data/e.csv")
     names = chosen_files(root, ["data"])
-    with tarfile.open(fileobj=io.BytesIO(transfer._archive(root, names))) as archive:
-        found = {member.name: (member.isreg(), member.size) for member in archive.getmembers()}
+    packed = archive.pack({name: root / name for name in names})
+    with tarfile.open(fileobj=io.BytesIO(packed)) as made:
+        found = {member.name: (member.isreg(), member.size) for member in made.getmembers()}
     assert found == {
         "data/e.csv": (True, 10),
         "data/hard.csv": (True, 10),
@@ -105,8 +104,10 @@ def going(root: Path, host: str) -> HostsRun:
     )
 
 
-class Shell:
+class Shell(Transport):
     """A transport of one host that has only a shell for rsync."""
+
+    hosts: tuple[str, ...] = ()
 
     def __init__(self, name: str) -> None:
         self.hosts = (name,)
@@ -116,9 +117,6 @@ class Shell:
 
     def shell(self, host: int) -> tuple[list[str], str]:
         return ["ssh", "-T"], self.hosts[host]
-
-    def reorder(self, order: Sequence[int]) -> None:
-        raise AssertionError("rsync is all that is called")
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -147,14 +146,10 @@ def test_gcloud_tpu_worker_numbers_are_host_numbers(pod: ReachedPod) -> None:
     assert make_transport(find_place("pod", pod.project)).hosts == ("mine-w0", "mine-w1")
 
 
-def test_gcloud_tpu_vm_that_is_not_ready_is_an_error(pod: ReachedPod) -> None:
+def test_gcloud_tpu_vm_that_is_not_ready_or_unknown_is_an_error(pod: ReachedPod) -> None:
     use_tpu(pod, "CREATING")
     with pytest.raises(PlaceError, match=r"TPU VM mine is not ready \(state: CREATING\)"):
         make_transport(find_place("pod", pod.project))
-
-
-def test_gcloud_error_message_is_shown(pod: ReachedPod) -> None:
-    use_tpu(pod)
     pod.set_place(kind="gcloud-tpu", name="other", zone="z-a")
     with pytest.raises(PlaceError, match="Resource 'other' was not found"):
         make_transport(find_place("pod", pod.project))
@@ -164,10 +159,6 @@ def test_gcloud_instance_group_hosts_by_name(pod: ReachedPod) -> None:
     use_group(pod)
     assert make_transport(find_place("pod", pod.project)).hosts == ("h0", "h1")
     assert asked(pod) == ["h0\n-sent", "h1\n-sent"]
-
-
-def test_gcloud_instance_group_that_is_not_running_is_an_error(pod: ReachedPod) -> None:
-    use_group(pod)
     pod.set_cloud({"mig": {"group": {"zone": "z-a", "hosts": ["h0"], "starting": ["h1"]}}})
     with pytest.raises(PlaceError, match="1 of 2 VMs are not running"):
         make_transport(find_place("pod", pod.project))
@@ -177,28 +168,20 @@ def test_each_host_has_its_own_exit_code_and_message(pod: ReachedPod) -> None:
     reached = make_transport(find_place("pod", pod.project))
     answers = ask_hosts(reached, {0: ("exit 3", b""), 1: ("echo no >&2; exit 4", b"")})
     assert [answer.returncode for answer in answers.values()] == [3, 4]
-    assert [answer.problem() for answer in answers.values()] == ["exit code 3", "no"]
-
-
-def test_large_input_and_output_at_once(pod: ReachedPod) -> None:
-    much = bytes(range(256)) * 20_000
-    reached = make_transport(find_place("pod", pod.project))
-    answers = ask_hosts(reached, dict.fromkeys(range(2), ("cat", much)))
-    assert [answer.output for answer in answers.values()] == [much, much]
+    assert [answer.problem for answer in answers.values()] == ["exit code 3", "no"]
 
 
 def test_timeout_of_a_host_that_does_not_answer(pod: ReachedPod) -> None:
     reached = make_transport(find_place("pod", pod.project))
     [answer] = ask_hosts(reached, {1: ("sleep 600", b"")}, timeout=0.5).values()
     assert answer.returncode is None
-    assert answer.problem().startswith("no answer in")
+    assert answer.problem.startswith("no answer in")
     for pid in pod.left():
         os.kill(pid, signal.SIGKILL)  # sshd would leave it running as well
 
 
 GARBAGE = [
-    "", "null", "3", "[]", "[1]", "{}", '[{"name": 3}]', "[" * 5000, "Updates are available",
-    r"\377\376", r'{"networkEndpoints": [{"ipAddress": 3}]}', r'{"networkEndpoints": [null]}',
+    "", "[]", '[{"name": 3}]', r'{"networkEndpoints": [{"ipAddress": 3}]}', "{}",
 ]  # fmt: skip
 
 
@@ -232,29 +215,7 @@ def test_a_tool_that_cannot_be_executed_is_said(
 
 def test_a_host_that_answers_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MOST", 1_000_000)
-    commands: dict[int, tuple[list[str], bytes]] = {
-        0: (["yes", "so it goes"], b""),
-        1: (["sh", "-c", "exec yes no >&2"], b"unread"),
-        2: (["cat"], b"hello"),
-    }
-    answers = transport.run_commands(
-        ("h0", "h1", "h2"), commands, timeout=60, cancelled=lambda: False
-    )
-    assert answers[0].problem().startswith("it has printed more than 1 MB, which begin with … ")
-    assert answers[1].problem().startswith("it has printed more than 1 MB")
-    assert (answers[2].output, answers[2].problem()) == (b"hello", "")
-
-
-def test_a_host_that_closes_its_output_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MOST", 1_000_000)
-
-    def problem(command: str, timeout: float) -> str:
-        commands = {0: (["sh", "-c", f"exec >&2; {command}"], b"")}
-        answers = transport.run_commands(
-            ("h0",), commands, timeout=timeout, cancelled=lambda: False
-        )
-        return answers[0].problem()
-
-    assert problem("exec yes no", 60).startswith("it has printed more than 1 MB")
-    assert problem("sleep 0.3; exit 3", 60) == "exit code 3"
-    assert re.fullmatch(r"no answer in [1-9]\d* s", problem("exec sleep 600", 1))
+    commands = {0: (["yes", "so it goes"], b""), 1: (["cat"], b"hello")}
+    answers = transport.run_commands(("h0", "h1"), commands)
+    assert answers[0].problem.startswith("it has printed more than 1 MB, which begin with … ")
+    assert (answers[1].output, answers[1].problem) == (b"hello", "")

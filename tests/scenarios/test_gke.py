@@ -5,12 +5,10 @@ Their ranks are plain Python (tests/fakes/torchless.py).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from nbformat import v4
 
 from tests.drivers.kernel import kernel
 from tests.drivers.nodes import until
+from tests.drivers.places import gke_table, mirrors, printed, write_places
 from tests.fakes.cluster import Cluster
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
@@ -46,19 +45,7 @@ class Project:
         self.set_place()
 
     def set_place(self, **values: object) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        table = {
-            "kind": "jobset",
-            "accelerator": "v6e",
-            "topology": "2x4",
-            "image": "image:1",
-            "port": port,
-            **values,
-        }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        (self.folder / "places.toml").write_text("\n".join(["[places.gke]", *lines]))
+        write_places(self.folder, gke=gke_table(**values))
 
     def start(self, train: str, options: str = "", *words: str) -> subprocess.Popen[str]:
         """`tpunb submit`."""
@@ -88,8 +75,7 @@ class Project:
         return result
 
     def log(self) -> list[str]:
-        lines = self.run.log.read_text().splitlines() if self.run.log.exists() else []
-        return [line.partition("] ")[2] for line in lines if "[tpunb]" not in line]
+        return printed(self.run)
 
     def await_lines(self, text: str, count: int) -> None:
         until(lambda: list_runs(self.folder / "runs") and self.log().count(text) >= count)
@@ -119,23 +105,9 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 def kill_mirror(run: RunDir) -> None:
     """The process that follows the run here, and its connections."""
-    found = [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdecimal() and mirrors(entry, run)
-    ]
-    assert found
-    for pid in found:
-        os.killpg(pid, signal.SIGKILL)
+    [mirror] = mirrors(run)
+    os.killpg(mirror, signal.SIGKILL)
     until(lambda: state.run_state(run) is RunState.AWAY)
-
-
-def mirrors(entry: Path, run: RunDir) -> bool:
-    try:
-        words = (entry / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return str(run.path).encode() in words and any(b"mirror.main()" in word for word in words)
 
 
 def test_train_cell_on_gke_asks_about_cost_and_is_interrupted(project: Project) -> None:

@@ -165,8 +165,7 @@ def test_lost_host_ends_the_run_and_is_named(make: Make, pod: Pod) -> None:
     pod[2].kill()
     assert run.wait(0, 1) == [1, 1]
     for number in (0, 1):
-        failure = run.nodes[number].result().failure
-        assert failure is not None
+        failure = run.nodes[number].failure()
         assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "h2")
         assert failure.headline().startswith("host h2 was lost")
 
@@ -178,8 +177,7 @@ def test_crash_of_the_supervisor_on_host_0(make: Make) -> None:
     [supervisor] = _children(run.nodes[0].process.pid)
     os.kill(supervisor, signal.SIGKILL)
     assert run.wait() == [1, 1]
-    failure = run.nodes[1].result().failure
-    assert failure is not None
+    failure = run.nodes[1].failure()
     assert failure.headline() == "host h0 was lost: its supervisor has ended"
 
 
@@ -191,8 +189,7 @@ def test_timeout_if_host_0_is_never_reachable(make: Make) -> None:
     run = make("print('done')")
     run.start(1, "--patience", "2s")
     assert run.wait() == [1]
-    failure = run.nodes[1].result().failure
-    assert failure is not None
+    failure = run.nodes[1].failure()
     assert failure.headline() == (
         "host h0 could not be reached at 10.77.0.2:29500 within 2 s (Connection refused)"
     )

@@ -6,18 +6,18 @@ matters (tests/fakes/torchless.py); one run trains on rehearsal cores.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.drivers import places
 from tests.drivers.kaggle import KaggleProject, kaggle_project
 from tests.drivers.kernel import Kernel, Ran, kernel, until
+from tests.drivers.places import result_of
 from tests.fakes.kaggle_kernels import Session
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
@@ -54,14 +54,7 @@ def nb(kaggle: KaggleProject) -> Iterator[Kernel]:
 
 
 def tpunb(kaggle: KaggleProject, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tpunb", *words],
-        cwd=kaggle.folder,
-        env=kaggle.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    return places.tpunb(kaggle.folder, kaggle.environment(), *words)
 
 
 def newest(kaggle: KaggleProject) -> RunDir:
@@ -69,8 +62,7 @@ def newest(kaggle: KaggleProject) -> RunDir:
 
 
 def result(kaggle: KaggleProject) -> RunResult:
-    found = newest(kaggle).read_result()
-    assert found is not None
+    found = result_of(newest(kaggle))
     return found
 
 
@@ -96,16 +88,6 @@ def train(
     run = newest(begun)
     until(lambda: run.log.exists() and run.log.read_text().count("] begun") == 8, "its ranks")
     return ran
-
-
-def mirrors(run: RunDir) -> list[int]:
-    """The processes that keep a run's folder."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if str(run.path) in file.read_text().split("\0"):
-                found.append(int(file.parent.name))
-    return found
 
 
 def waiting(path: Path) -> str:

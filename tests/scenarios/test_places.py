@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.drivers import places
 from tests.drivers.kernel import Kernel, Ran, kernel, until
+from tests.drivers.places import result_of
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
 from tpunb.runs import state
@@ -25,13 +26,6 @@ from tpunb.runs.spec import RunState, StopCause
 
 BEGUN = "import os, time\nprint('begun', flush=True)\n"
 GO_ON = f"{BEGUN}time.sleep(600)"
-SLOW_TO_END = f"""{BEGUN}
-try:
-    time.sleep(600)
-except KeyboardInterrupt:
-    print("saving", flush=True)
-    time.sleep(600)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +77,7 @@ def newest(nb: Kernel) -> RunDir | None:
 
 
 def last(nb: Kernel) -> RunResult:
-    result = list_runs(nb.folder / "runs")[-1].read_result()
-    assert result is not None
+    result = result_of(list_runs(nb.folder / "runs")[-1])
     return result
 
 
@@ -101,14 +94,7 @@ EVERY = ["h0/0", "h0/1", "h1/2", "h1/3"]
 
 
 def tpunb(pod: ReachedPod, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tpunb", *words],
-        cwd=pod.project,
-        env={**os.environ, **variables(pod)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return places.tpunb(pod.project, {**os.environ, **variables(pod)}, *words)
 
 
 def test_a_train_cell_runs_on_every_host(nb: Kernel) -> None:
@@ -127,14 +113,6 @@ def test_a_train_cell_runs_on_every_host(nb: Kernel) -> None:
     assert sorted(lines) == sorted(
         line for rank in range(4) for line in (f"[{rank}] same", f"[{rank}] rank {rank}")
     )
-
-
-TOLD = """
-import os, pathlib, time
-told = pathlib.Path(os.environ["TPUNB_RUN"], "chips.json")
-while not told.exists():
-    time.sleep(0.05)
-"""
 
 
 def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
@@ -184,24 +162,6 @@ def test_interrupt_while_hosts_start_stops_them(pod: ReachedPod, nb: Kernel) -> 
     nb.interrupt()
     nb.wait(ran)
     assert last(nb).state is RunState.INTERRUPTED
-
-
-def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, nb: Kernel) -> None:
-    before = len(list_runs(nb.folder / "runs"))
-    pod.change("h1", refuses="Permission denied (publickey).")
-    ran = train(nb, GO_ON)
-    assert "h1: Permission denied (publickey)." in ran.traceback
-    assert len(list_runs(nb.folder / "runs")) == before
-
-
-def mirrors(run: RunDir) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.exists() else []
-            if str(run.path).encode() in words and any(b"places import mirror" in w for w in words):
-                found.append(int(entry.name))
-    return found
 
 
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:

@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import metadata as installed
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,11 +36,22 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.protocol import JoinHosts
 from tpunb.runs.spec import RunSpec, RunState, StopCause, StopOrigin
-from tpunb.runs.stream import ARCHIVE, End, Hello, Line, Replace, Start, Stop, Taken, decode, encode
+from tpunb.runs.stream import (
+    ARCHIVE,
+    End,
+    Hello,
+    Line,
+    Received,
+    Replace,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
 from tpunb.utils import env_vars, records
 from tpunb.utils.errors import SetupError, TpunbError
 from tpunb.utils.files import LineBuffer, LineTail
-from tpunb.utils.version import __version__
+from tpunb.utils.version import installed_versions
 
 POLL_INTERVAL = 0.04
 """Seconds between polls of the run folder."""
@@ -57,7 +67,6 @@ LINGER_AT_MOST = 3600.0
 """Maximum seconds for which a pod waits while its files are fetched."""
 VARIABLES = "variables.json"
 """File in the run folder with variables for the ranks, possibly secrets; removed once read."""
-PACKAGES = ("torch", "torch_xla")
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class Input:
         return self._lines.pop(0)
 
 
-class Output:
+class NodeOutput:
     """Standard output; once its reader is gone, writes are ignored."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -129,7 +138,7 @@ class Output:
 
 def run_node(order: NodeOrder) -> int:
     """Run this host's part and return its exit status. Raises TpunbError if it cannot start."""
-    output = Output(order.stdout)
+    output = NodeOutput(order.stdout)
     if order.dry_run:
         machine = detect_machine(os.environ, patience=PATIENCE)
         output.write(_describe(_identify(order), "", machine))
@@ -149,7 +158,7 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     `since`: a JSON file with the number of known bytes of each file, or '-' for a line on standard
     input. The function returns early if standard output closes, or, with '-', standard input.
     """
-    output = Output(order.stdout)
+    output = NodeOutput(order.stdout)
     known: Mapping[str, int] = {}
     presence = _Presence(run)
     try:
@@ -162,8 +171,8 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     left, taken = threading.Event(), threading.Event()
     waiting: list[Stop] = []
 
-    def request(stop: Stop | Taken | None) -> None:
-        if isinstance(stop, Taken):
+    def request(stop: Stop | Received | None) -> None:
+        if isinstance(stop, Received):
             presence.take()
             taken.set()
         elif stop is not None and not run.spec.exists():
@@ -206,7 +215,7 @@ def _send_folder(
     run: RunDir,
     since: Mapping[str, int],
     order: NodeOrder,
-    output: Output,
+    output: NodeOutput,
     over: Callable[[], bool],
 ) -> None:
     """Send everything that is in the run folder, until `over()`."""
@@ -266,7 +275,7 @@ class _Presence:
             return float("inf")
 
 
-def _end(run: RunDir, order: NodeOrder, output: Output, broken: str = "") -> int:
+def _end(run: RunDir, order: NodeOrder, output: NodeOutput, broken: str = "") -> int:
     """Write the run's end to the output and return its exit code."""
     result = state.read_result(run)
     if result is None:
@@ -283,12 +292,12 @@ def _end(run: RunDir, order: NodeOrder, output: Output, broken: str = "") -> int
 
 
 def _pass_on_stops(stdin: Input, stop: Callable[[Any], None], alive_within: float = 0.0) -> None:
-    """In a thread, pass each Stop and Taken from standard input to `stop`, and None at its end."""
+    """In a thread, pass each Stop and Received to `stop`, and None at the end of the input."""
     with contextlib.suppress(OSError):  # no standard input
         while line := stdin.line(alive_within):
             with contextlib.suppress(ValueError):  # a message of another version
                 said = decode(line)
-                if isinstance(said, (Stop, Taken)):
+                if isinstance(said, (Stop, Received)):
                     stop(said)
     stop(None)
 
@@ -296,7 +305,7 @@ def _pass_on_stops(stdin: Input, stop: Callable[[Any], None], alive_within: floa
 class Node:
     """One host's part of a run."""
 
-    def __init__(self, order: NodeOrder, output: Output) -> None:
+    def __init__(self, order: NodeOrder, output: NodeOutput) -> None:
         self._order = order
         self._output = output
         self.run_dir = RunDir(order.run)
@@ -523,7 +532,7 @@ class Node:
             address=identity.address,
             source=identity.source,
             rendezvous=f"{identity.leader}:{identity.port}",
-            versions=versions(),
+            versions=installed_versions(),
             chips=machine.chips,
             pid=os.getpid(),
             time=time.time(),
@@ -552,9 +561,9 @@ class Node:
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGHUP, terminate)
 
-    def _on_stop(self, stop: Stop | Taken | None) -> None:
+    def _on_stop(self, stop: Stop | Received | None) -> None:
         """Pass a stop to the supervisor. None: standard input has closed."""
-        if isinstance(stop, Taken):
+        if isinstance(stop, Received):
             return  # this process ends anyway
         assert self._supervisor is not None
         if stop is None:
@@ -588,7 +597,7 @@ def _identify(order: NodeOrder) -> Identity:
 
 def _describe(identity: Identity, shown: str, machine: Machine) -> bytes:
     """Describe for the user which host this is, its chips and its packages."""
-    found = ", ".join(f"{package} {v}" for package, v in versions().items() if v)
+    found = ", ".join(f"{package} {v}" for package, v in installed_versions().items() if v)
     chips = f"{machine.chips} TPU chips" if machine.chips else "no TPU"
     return (
         f"tpunb: host {identity.node_rank} of {identity.nnodes}{shown}, known from "
@@ -614,21 +623,10 @@ def _copy_files(source: Path, folder: Path) -> None:
         raise TpunbError(f"--files {source}: {error.strerror}: {error.filename}") from None
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python, tpunb, torch and torch_xla; '' if not installed."""
-    found = {"tpunb": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
-    for package in PACKAGES:
-        try:
-            found[package] = installed.version(package)
-        except installed.PackageNotFoundError:
-            found[package] = ""
-    return found
-
-
 def facts(run: RunDir, spec: RunSpec, machine: Machine) -> dict[str, str]:
     """Return facts that must be the same on all hosts of a run, with names for error messages."""
     return {
-        **versions(),
+        **installed_versions(),
         "chips": str(machine.chips),
         "device": spec.device,
         "ranks on each host": str(spec.local_world_size),

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import IO, cast
 
@@ -44,21 +43,8 @@ _ORDERS, _REPORTS, _ABOUT = "orders", "reports", "supervisor.json"
 _LENT = "tpunb-lent-"
 """Prefix of such a folder's name in the temporary directory."""
 
-_connected: weakref.WeakSet[SupervisorProcess] = weakref.WeakSet()
 detached: list[SupervisorProcess] = []
 """Supervisors of detached runs; as children of this process, they must be reaped by it."""
-
-
-def _close_in_child() -> None:
-    """Close the pipes in a process that the kernel has forked: the lifeline is the kernel's alone.
-
-    A DataLoader worker that outlives the kernel would keep the pipe open.
-    """
-    for supervisor in _connected:
-        supervisor.close_pipes()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _popen(stdin: int, stdout: int, stderr: IO[bytes] | int) -> subprocess.Popen[bytes]:
@@ -98,7 +84,7 @@ class SupervisorProcess:
         """Entries in the environment of every process that the supervisor starts."""
         self._folders: set[Path] = set()
         """Folders of preludes that run ahead, which the supervisor removes."""
-        _connected.add(self)
+        interrupts.close_in_children(self)
 
     @property
     def pid(self) -> int:

@@ -1,4 +1,4 @@
-"""Places other than this machine to which runs are sent: hosts, clusters, Colab, Kaggle.
+"""Places other than this machine to which runs are sent: hosts, clusters, Kaggle.
 
 A place has five calls (`place.Place`: start, follow, state, stop, fetch). Before a run starts, its
 `target.Target` gives what the run depends on, what it costs and which options it cannot honour.

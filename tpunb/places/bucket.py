@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tpunb.places.errors import PlaceError
+from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 
 _LEFT = frozenset(["variables.json", "checkpoints", "given"])
@@ -50,13 +50,9 @@ def _get_files(url: str, patterns: Sequence[str], into: Path) -> Iterator[Path]:
     from fsspec.core import url_to_fs
 
     system, root = url_to_fs(url)
-    if not system.exists(root):
-        return
     for found in system.find(root):
         name = str(found).removeprefix(root).strip("/")
-        parts = name.split("/")
-        folders = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        if ".." in parts or not any(fnmatch.fnmatch(f, p) for f in folders for p in patterns):
+        if ".." in name.split("/") or not stream.matches(name, patterns):
             continue
         path = into / name
         path.parent.mkdir(parents=True, exist_ok=True)

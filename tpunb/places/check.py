@@ -8,20 +8,19 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from typing import Any
 
+from tpunb.machine.machine import Machine
 from tpunb.places import probe
 from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.transport import Answer, Transport, ask_hosts
 from tpunb.runs.spec import Device, Price
 from tpunb.utils import records
 from tpunb.utils.text import size
-from tpunb.utils.version import package_digest
+from tpunb.utils.version import installed_versions, package_digest
 
 RANK_PORT = 8476
 """First port of torch_xla's ranks, which listen on one port each."""
@@ -32,28 +31,9 @@ LEAST_DISK = 1_000_000_000
 LIBTPU_PORT = 8471
 """Port of libtpu if one process drives all chips of a host (SPMD)."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
+_UNKNOWN = Machine("", "CPU", 0, "", 0, 0)
 _RENDEZVOUS = 6
 """Number of ports that are tried for the rendezvous, starting with the place's."""
-
-
-@dataclass(frozen=True)
-class MachineReport:
-    """Facts that tpunb on the host detects."""
-
-    device: Device = "CPU"
-    chips: int = 0
-    cores: int = 0
-    devices_per_chip: int = 1
-    accelerator_type: str = ""
-    worker: int = 0
-    workers: int = 1
-    memory: int = 0
-    digest: str = ""
-    """Digest of tpunb's own files."""
-    price: Price | None = None
-    """Price of the slice, or of this machine if it is not part of a slice."""
-    error: str = ""
-    """Why these facts are missing: tpunb could not be imported."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +46,6 @@ class HostReport:
     """The address at which it was reached; the other hosts use it as well."""
     python: str
     versions: Mapping[str, str]
-    machine: MachineReport
     folder: str
     """Path of the folder of runs on the host."""
     free: int
@@ -77,6 +56,14 @@ class HostReport:
     rsync: str
     time: float
     """Seconds since the epoch, by its clock."""
+    machine: Machine = _UNKNOWN
+    """The machine as tpunb on the host detects it."""
+    digest: str = ""
+    """Digest of the host's tpunb's own files."""
+    price: Price | None = None
+    """Price of the slice, or of this machine if it is not part of a slice."""
+    error: str = ""
+    """Why these facts are missing: tpunb could not be imported."""
     chips_seen: bool = False
     """Whether it has device files of a TPU, which are visible without tpunb."""
     skew: float = 0.0
@@ -135,12 +122,12 @@ class HostsReport:
     @property
     def local_cores(self) -> int:
         """Ranks of each host without `--cores`."""
-        return self.place.host_settings.cores or self.answered[0][1].machine.cores
+        return self.place.host_settings.cores or self.answered[0][1].machine.default_cores
 
     @property
     def price(self) -> Price | None:
         """Price of all hosts together; None if a host does not know its own."""
-        prices = [host.machine.price for _, host in self.answered]
+        prices = [host.price for _, host in self.answered]
         first = prices[0] if prices else None
         if first is None or any(host.machine.workers > 1 for _, host in self.answered):
             return first  # each host reports the price of the whole slice
@@ -172,21 +159,17 @@ class HostsReport:
         return wanted
 
     def to_json(self) -> dict[str, Any]:
-        """What `tpunb doctor --on PLACE --json` prints."""
-        return {
-            "place": self.place.name,
-            "kind": self.place.kind,
-            "hosts": [
-                {
-                    "name": name,
-                    "reached": host is not None,
-                    **({} if host is None else _host_json(host)),
-                }
-                for name, host in zip(self.names, self.hosts, strict=True)
-            ],
-            "problems": [{"host": host, "message": what} for host, what in self.problems()],
-            "advice": [{"host": host, "message": what} for host, what in self.notes()],
-        }
+        """The facts, for `tpunb doctor --on PLACE --json`."""
+        hosts = [
+            {
+                "name": name,
+                "reached": host is not None,
+                **({} if host is None else _host_json(host)),
+            }
+            for name, host in zip(self.names, self.hosts, strict=True)
+        ]
+        advice = [{"host": host, "message": what} for host, what in self.notes()]
+        return {"hosts": hosts, "advice": advice}
 
 
 def _host_json(host: HostReport) -> dict[str, Any]:
@@ -265,18 +248,7 @@ def _read(answer: Answer) -> tuple[HostReport | None, str]:
             middle = (answer.started + answer.ended) / 2
             half = (answer.ended - answer.started) / 2
             return replace(host, skew=host.time - middle, skew_error=half), ""
-    return None, answer.problem() or "its answer cannot be read"
-
-
-def own_versions() -> dict[str, str]:
-    """Versions of this interpreter's packages, in the form of `probe.versions`."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in probe.PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+    return None, answer.problem or "its answer cannot be read"
 
 
 def _public(version: str) -> str:
@@ -286,7 +258,7 @@ def _public(version: str) -> str:
 
 def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
     yield from report.silent.items()
-    mine = own_versions()
+    mine = installed_versions()
     for name, host in report.answered:
         yield from _package_problems(name, host, mine)
         if host.free < LEAST_DISK:
@@ -305,7 +277,7 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
             report, [f"{package} {version or 'is missing'}" for version in versions], str
         )
     machines = [host.machine for _, host in report.answered]
-    if any(machine.error for machine in machines):
+    if any(host.error for _, host in report.answered):
         return  # reported above, or the environment has not been made yet
     kinds = [machine.device for machine in machines]
     yield from _different(report, kinds, lambda kind: f"it would run on {kind}")
@@ -331,9 +303,9 @@ def _package_problems(
             f"it has tpunb {theirs['tpunb']}, and this kernel {mine['tpunb']}: install the same "
             f"version, {fix}",
         )
-    elif host.machine.error:
-        yield name, f"tpunb cannot be imported on this host: {host.machine.error}"
-    elif host.machine.digest != package_digest():
+    elif host.error:
+        yield name, f"tpunb cannot be imported on this host: {host.error}"
+    elif host.digest != package_digest():
         yield (
             name,
             f"the files of its tpunb {theirs['tpunb']} differ from this kernel's: install the "
@@ -391,7 +363,7 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
 
 
 def _notes(report: HostsReport) -> Iterator[tuple[str, str]]:
-    mine = own_versions()
+    mine = installed_versions()
     for name, host in report.answered:
         if abs(host.skew) > MOST_SKEW + host.skew_error:
             ahead = "ahead of" if host.skew > 0 else "behind"

@@ -17,7 +17,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -126,22 +126,6 @@ class JobSetSettings(Settings):
 
 
 @dataclass(frozen=True)
-class ColabSettings(Settings):
-    """`kind = "colab"`: sessions of Google Colab, through its own command line tool `colab`."""
-
-    accelerator: Literal["", "v5e1", "v6e1", "cpu"] = ""
-    """A TPU of one chip, or "cpu" for a rehearsal in the session."""
-    auth: Literal["", "oauth2", "adc"] = ""
-    """How `colab` finds your account (its `--auth`); "": its default."""
-    packages: tuple[str, ...] = ()
-    """Packages to install in each session before the run, as for pip."""
-    files: tuple[str, ...] = ()
-    """Files and folders to copy, as in `HostSettings.files`."""
-    keep: bool = False
-    """Keep the session after its run has ended; it costs until you stop it."""
-
-
-@dataclass(frozen=True)
 class KaggleSettings(Settings):
     """`kind = "kaggle"`: sessions of Kaggle's notebooks."""
 
@@ -163,7 +147,6 @@ KINDS: Mapping[str, type[Settings]] = {
     "gcloud-tpu": GcloudTpuSettings,
     "gcloud-mig": GcloudMigSettings,
     "jobset": JobSetSettings,
-    "colab": ColabSettings,
     "kaggle": KaggleSettings,
 }
 _NEEDED = {
@@ -175,7 +158,6 @@ _NEEDED = {
         "topology": 'topology = "4x4"',
         "image": 'image = "us-docker.pkg.dev/my-project/my-repository/tpunb"',
     },
-    "colab": {"accelerator": 'accelerator = "v5e1"'},
     "kaggle": {},
 }
 """Required keys of each kind, with an example."""
@@ -196,8 +178,6 @@ _EXAMPLES = {
     float: "3600",
     bool: "true",
     Literal["check", "make"]: '"check" or "make"',
-    Literal["", "v5e1", "v6e1", "cpu"]: '"v5e1", "v6e1" or "cpu"',
-    Literal["", "oauth2", "adc"]: '"oauth2" or "adc"',
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")
@@ -224,6 +204,15 @@ class PlaceConfig:
     def host_settings(self) -> HostSettings:
         """The settings of a place with existing hosts, reached by ssh or gcloud."""
         return self.settings_as(HostSettings)
+
+    def root(self, cwd: Path) -> Path:
+        """The local folder from which files are copied: that of `places.toml`, or `cwd`."""
+        return self.file.parent if cwd.is_relative_to(self.file.parent) else cwd
+
+    def checkpoints(self, run_id: str) -> str:
+        """Where a run saves checkpoints; '' if each host keeps its own."""
+        shared = self.settings.checkpoints.rstrip("/")
+        return f"{shared}/{run_id}" if shared else ""
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON values, for the run folder."""
@@ -316,88 +305,65 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _parse(file: Path, name: str, table: object) -> PlaceConfig:
     where = f"places.{name}"
+
+    def wrong(key: str, problem: str) -> PlaceError:
+        at = f"{where}.{key}" if key else where
+        return PlaceError(f"{file}: {at}{problem}", file, at)
+
     if not _NAME.fullmatch(name):
-        raise PlaceError(
-            f"{file}: {where}: a place's name consists of letters, digits, dashes and dots",
-            file,
-            where,
-        )
+        raise wrong("", ": a place's name consists of letters, digits, dashes and dots")
     if not isinstance(table, dict):
-        raise PlaceError(f"{file}: {where} is not a table: write [{where}]", file, where)
-    table = dict(table)
+        raise wrong("", f" is not a table: write [{where}]")
     kinds = " or ".join(f'"{kind}"' for kind in KINDS)
     if "kind" not in table:
-        raise PlaceError(
-            f"{file}: {where} has no kind: write kind = {kinds}", file, f"{where}.kind"
-        )
-    kind = table.pop("kind")
+        raise wrong("kind", f" is missing: write kind = {kinds}")
+    kind = table["kind"]
     if kind not in KINDS:
-        raise PlaceError(
-            f"{file}: {where}.kind = {kind!r} is unknown{_meant(str(kind), KINDS)}: "
-            f"write kind = {kinds}",
-            file,
-            f"{where}.kind",
-        )
-    values = {}
+        meant = _meant(str(kind), KINDS)
+        raise wrong("kind", f" = {kind!r} is unknown{meant}: write kind = {kinds}")
+    values: dict[str, Any] = {}
     made: Any = KINDS[kind]
     types = records.hints(made)
     for key, value in table.items():
+        if key == "kind":
+            continue
         if key not in types:
-            raise PlaceError(
-                f"{file}: {where}.{key} is unknown{_meant(key, types)} "
-                f'(keys of kind "{kind}": {", ".join(types)})',
-                file,
-                f"{where}.{key}",
-            )
+            keys = f'(keys of kind "{kind}": {", ".join(types)})'
+            raise wrong(key, f" is unknown{_meant(key, types)} {keys}")
         try:
             values[key] = records.convert(types[key], value)
         except ValueError:
             example = _EXAMPLES.get(types[key], '"…"')
-            raise PlaceError(
-                f"{file}: {where}.{key} = {value!r} has the wrong type: write {key} = {example}",
-                file,
-                f"{where}.{key}",
-            ) from None
+            raise wrong(key, f" = {value!r} has the wrong type: write {key} = {example}") from None
     for key, example in _NEEDED[kind].items():
         if not values.get(key):
-            raise PlaceError(
-                f"{file}: {where} has no {key}: write {example}", file, f"{where}.{key}"
-            )
+            raise wrong(key, f" is missing: write {example}")
     for key, (whole, example) in _WHOLE.items():
         # Each program that reads a relative path would start from another folder.
         if (path := values.get(key)) and not whole.match(path):
-            raise PlaceError(
-                f"{file}: {where}.{key} = {path!r} is not an absolute path: write {key} = "
-                f"{example}",
-                file,
-                f"{where}.{key}",
-            )
-    for host in values.get("hosts", ()):
-        if not _HOST.fullmatch(host):
-            raise PlaceError(
-                f"{file}: {where}.hosts: {host!r} is not a host name: write it as for ssh, "
-                "[USER@]HOST",
-                file,
-                f"{where}.hosts",
-            )
-    hosts = values.get("hosts", ())
-    if len(set(hosts)) != len(hosts):
-        twice = next(host for host in hosts if hosts.count(host) > 1)
-        raise PlaceError(f"{file}: {where}.hosts names {twice!r} twice", file, f"{where}.hosts")
+            raise wrong(key, f" = {path!r} is not an absolute path: write {key} = {example}")
     settings = made(**values)
-    if isinstance(settings, KaggleSettings) and settings.session_hours < 0.1:
-        raise PlaceError(
-            f"{file}: {where}.session_hours = {values['session_hours']!r}: write at least 0.1 "
-            "hours (Kaggle ends a session with a TPU after 9)",
-            file,
-            f"{where}.session_hours",
-        )
-    if isinstance(settings, JobSetSettings) and (wrong := _wrong_in(settings)) is not None:
-        key, problem = wrong
-        raise PlaceError(
-            f"{file}: {where}.{key} = {values[key]!r}{problem}", file, f"{where}.{key}"
-        )
+    for key, problem in _wrong_values(settings):
+        raise wrong(key, problem)
     return PlaceConfig(name, kind, file, settings)
+
+
+def _wrong_values(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield keys with an invalid value, and what is wrong with it."""
+    match settings:
+        case SshSettings(hosts=hosts):
+            for host in hosts:
+                if not _HOST.fullmatch(host):
+                    then = "write it as for ssh, [USER@]HOST"
+                    yield "hosts", f": {host!r} is not a host name: {then}"
+                if hosts.count(host) > 1:
+                    yield "hosts", f" names {host!r} twice"
+        case KaggleSettings(session_hours=hours) if hours < 0.1:
+            limit = "(Kaggle ends a session with a TPU after 9)"
+            yield "session_hours", f" = {hours!r}: write at least 0.1 hours {limit}"
+        case JobSetSettings() if (found := _wrong_in(settings)) is not None:
+            key, problem = found
+            yield key, f" = {getattr(settings, key)!r}{problem}"
 
 
 def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:

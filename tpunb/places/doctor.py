@@ -5,20 +5,18 @@ Runs only small programs on the hosts, which answer and end.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import select
-import shlex
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from tpunb.places import check, remote
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
-from tpunb.places.transport import HostProcess, Transport, make_transport
+from tpunb.places.target import PlaceReport
+from tpunb.places.transport import HostProcess, Transport, make_transport, remote_command
 from tpunb.runs.spec import count_cores
 from tpunb.utils.files import LineBuffer
 from tpunb.utils.text import size
@@ -30,91 +28,78 @@ _HEADS = (
 )
 
 
-@dataclass(frozen=True)
-class ReachReport:
-    """The hosts' facts, and which hosts do not reach each other."""
-
-    hosts: HostsReport
-    unreached: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """A host, another host that it does not reach, and at which ports; () for any port."""
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Pairs of a host's name and a problem that prevents a run."""
-        found = self.hosts.problems()
-        several = len(self.hosts.names) > 1 and not self.hosts.silent
-        if several and self.hosts.rendezvous_port() is None:
-            place = self.hosts.place
-            found.append(
-                (
-                    self.hosts.names[0],
-                    f"no port is free for the rendezvous, from {place.settings.port} on: name "
-                    f"another `port` in [places.{place.name}]",
-                )
-            )
-        for source, target, ports in self.unreached:
-            where = f"port {', '.join(map(str, ports))}" if ports else "any port"
-            found.append(
-                (
-                    source,
-                    f"it cannot reach {target} at {where}: allow this traffic between the hosts "
-                    "(firewall rules, security groups)",
-                )
-            )
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The output of `--json`."""
-        problems = [{"host": host, "message": what} for host, what in self.problems()]
-        return self.hosts.to_json() | {"problems": problems}
-
-    def text(self) -> str:
-        """Text for a terminal: a line for each host, then notes and problems."""
-        place = self.hosts.place
-        rows: list[tuple[str, ...]] = [_HEADS]
-        for name, host in self.hosts.answered:
-            machine, versions = host.machine, host.versions
-            device = f"{machine.chips} {machine.accelerator_type or 'TPU'}" * (machine.chips > 0)
-            rows.append(
-                (
-                    name,
-                    host.address,
-                    device or machine.device,
-                    str(machine.worker) if machine.workers > 1 else "-",
-                    versions["python"],
-                    *(versions.get(package) or "-" for package in ("tpunb", "torch", "torch_xla")),
-                    size(host.free),
-                    f"{host.skew:+.1f} s" if abs(host.skew) > host.skew_error else "same",
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [f"place {place.name} ({place.kind}, {place.file}): {len(self.hosts.names)} hosts"]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        problems = self.problems()
-        lines += [f"note: {line}" for line in by_host(self.hosts.notes())]
-        lines += [f"problem: {line}" for line in by_host(problems)]
-        if not problems:
-            hosts = len(self.hosts.names)
-            cores = count_cores(hosts * self.hosts.local_cores, self.hosts.device, hosts)
-            lines.append(f"ready: %%tpu_train --on {place.name} runs on {cores}")
-        return "\n".join(lines)
+Unreached = tuple[str, str, tuple[int, ...]]
+"""A host, another host that it does not reach, and at which ports; () for any port."""
 
 
-def inspect_hosts(place: PlaceConfig) -> ReachReport:
+def inspect_hosts(place: PlaceConfig) -> PlaceReport:
     """Probe all hosts of a place, and let them connect to each other. Raises PlaceError."""
     transport = make_transport(place)
     report = check.ask(place, transport)
-    order = report.order()
-    transport.reorder(order)
+    transport.reorder(report.order())
     report = report.ordered()
-    if report.silent or len(report.names) == 1:
-        return ReachReport(report)
-    return ReachReport(report, tuple(_unreached(transport, report)))
+    alone = report.silent or len(report.names) == 1
+    return make_report(report, [] if alone else _unreached(transport, report))
 
 
-def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str, tuple[int, ...]]]:
+def make_report(report: HostsReport, unreached: Sequence[Unreached] = ()) -> PlaceReport:
+    """The report about hosts, from their facts and which of them do not reach each other."""
+    place, hosts = report.place, len(report.names)
+    lines = [f"{hosts} hosts:", *_table(report)]
+    lines += [f"note: {line}" for line in by_host(report.notes())]
+    problems = (*report.problems(), *_reach_problems(report, unreached))
+    ready = ""
+    if not problems:
+        ready = f"runs on {count_cores(hosts * report.local_cores, report.device, hosts)}"
+    return PlaceReport(place, tuple(lines), problems, report.to_json(), ready)
+
+
+def _reach_problems(
+    report: HostsReport, unreached: Sequence[Unreached]
+) -> Iterator[tuple[str, str]]:
+    place = report.place
+    several = len(report.names) > 1 and not report.silent
+    if several and report.rendezvous_port() is None:
+        yield (
+            report.names[0],
+            f"no port is free for the rendezvous, from {place.settings.port} on: name another "
+            f"`port` in [places.{place.name}]",
+        )
+    for source, target, ports in unreached:
+        where = f"port {', '.join(map(str, ports))}" if ports else "any port"
+        yield (
+            source,
+            f"it cannot reach {target} at {where}: allow this traffic between the hosts "
+            "(firewall rules, security groups)",
+        )
+
+
+def _table(report: HostsReport) -> list[str]:
+    """A line for each host that has answered, below their heads."""
+    rows: list[tuple[str, ...]] = [_HEADS]
+    for name, host in report.answered:
+        machine, versions = host.machine, host.versions
+        device = f"{machine.chips} {machine.accelerator_type or 'TPU'}" * (machine.chips > 0)
+        rows.append(
+            (
+                name,
+                host.address,
+                device or machine.device,
+                str(machine.worker) if machine.workers > 1 else "-",
+                versions["python"],
+                *(versions.get(package) or "-" for package in ("tpunb", "torch", "torch_xla")),
+                size(host.free),
+                f"{host.skew:+.1f} s" if abs(host.skew) > host.skew_error else "same",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _unreached(transport: Transport, report: HostsReport) -> list[Unreached]:
     """Let each host listen at its ports of a run, and connect to all others; return failures."""
     hosts = [host for _, host in report.answered]
     free = [
@@ -125,10 +110,10 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
     try:
         for index, host in enumerate(hosts):
             ports = ",".join(map(str, free[index]))
-            words = [inspect.getsource(remote), "reach", host.address, ports]
-            command = f"exec {interpreter(report.place.host_settings)} -c {shlex.join(words)}"
+            python = interpreter(report.place.host_settings)
+            command = remote_command(python, "reach", host.address, ports)
             processes.append(HostProcess(transport.command(index, command)))
-        readers = [_Lines(process) for process in processes]
+        readers = [_MarkedLines(process) for process in processes]
         deadline = time.monotonic() + PATIENCE
         said = [reader.next(remote.SAYS, deadline) for reader in readers]
         for index, process in enumerate(processes):
@@ -143,7 +128,7 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
         for process in processes:
             process.close()
     names = {host.address: name for name, host in report.answered}
-    found: list[tuple[str, str, tuple[int, ...]]] = []
+    found: list[Unreached] = []
     for index, answer in enumerate(answers):
         if answer is None:
             found.append((report.names[index], "another host", ()))
@@ -155,7 +140,7 @@ def _unreached(transport: Transport, report: HostsReport) -> list[tuple[str, str
     return found
 
 
-class _Lines:
+class _MarkedLines:
     """Reads marked lines from the output of a command on a host."""
 
     def __init__(self, process: HostProcess) -> None:

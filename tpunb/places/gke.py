@@ -18,9 +18,9 @@ import shlex
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,18 @@ from tpunb.machine import prices
 from tpunb.places import bucket, kubectl
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError, as_place_error, list_hosts
-from tpunb.places.hosts import ALIVE, POLL_INTERVAL, WAITING, HostsPlace
+from tpunb.places.hosts import POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
 from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
-from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Restarted, Said
-from tpunb.places.target import Estimate, Kind
+from tpunb.places.place import Cancelled, Check, ConnectionLost, Restarted, Said, Say
+from tpunb.places.target import Estimate, PlaceKind, PlaceReport
+from tpunb.places.transport import Transport
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
-from tpunb.runs.folder_stream import FolderStream
+from tpunb.runs.folder_stream import read_ended
 from tpunb.runs.spec import PhaseKind, RunState, StopCause
-from tpunb.runs.stream import Alive, End, Taken
+from tpunb.runs.stream import End, Received
 from tpunb.utils import records, tools
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration
@@ -63,14 +64,18 @@ ENDING = 60.0
 """Seconds beyond the grace period until pods that do not end are deleted."""
 
 
-class PodTransport:
+class PodTransport(Transport):
     """Runs commands in the pods of a run with `kubectl exec`."""
 
     def __init__(self, cluster: Kubectl, names: tuple[str, ...]) -> None:
-        self.hosts = names
+        self._names = names
         self.pods: dict[int, str] = {}
         """The present pod of each host."""
         self._cluster = cluster
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self._names
 
     def command(self, host: int, remote: str) -> list[str]:
         """The local command that runs `remote`. Raises PlaceError if the host has no pod."""
@@ -82,12 +87,6 @@ class PodTransport:
     def log(self, host: int) -> list[str]:
         """The command that prints the log of a pod."""
         return self._cluster.command("logs", self.pods[host], "-c", CONTAINER)
-
-    def shell(self, host: int) -> None:
-        return None
-
-    def reorder(self, order: Sequence[int]) -> None:
-        """Do nothing: pod i is always host i."""
 
 
 class GkePlace(HostsPlace):
@@ -109,12 +108,7 @@ class GkePlace(HostsPlace):
 
     # Starting
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         spec = self.run.read_spec()
         target = JobSetTarget(self.placed.place, self.placed.name)
         followed = ["--linger", f"{LINGER:g}s"]
@@ -177,9 +171,8 @@ class GkePlace(HostsPlace):
                 raise PlaceError(f"JobSet {self.placed.name} {what}")
             if seen.ended:
                 raise PlaceError(f"JobSet {self.placed.name} has ended as {seen.ended}: {waits}")
-            broken = [
-                p for p in seen.pods.values() if p.waits in kubectl.NO_IMAGE | kubectl.NOT_MADE
-            ]
+            reasons = {pod.waits for pod in seen.pods.values()}
+            broken = reasons & (kubectl.NO_IMAGE | kubectl.NOT_MADE)
             broken_since = (broken_since or time.monotonic()) if broken else None
             if broken_since is not None and time.monotonic() - broken_since >= NO_IMAGE:
                 raise PlaceError(
@@ -235,17 +228,14 @@ class GkePlace(HostsPlace):
         hosts = range(len(self.placed.hosts))
         ended: dict[int, Said] = {}
         """The last message of hosts whose run has ended; not yielded yet."""
-        looked = alive = float("-inf")
+        looked = float("-inf")
         silent: Counter[int] = Counter()
         begun = bool(self._pods.pods)
         unreached: float | None = None
         stopped: float | None = None
         while True:
             now = time.monotonic()
-            if now - alive >= ALIVE:
-                alive = now
-                for connection in self._connections.values():
-                    connection.tell(stream.encode(Alive()))
+            self._send_heartbeat()
             if self._stops and stopped is None:
                 stopped, looked = now, float("-inf")
             followed = all(host in self._connections or host in ended for host in hosts)
@@ -312,8 +302,7 @@ class GkePlace(HostsPlace):
                         self._over = True
                         yield from ended.values()
                         return
-                    for connection in self._connections.values():
-                        connection.tell(stream.encode(Taken()))
+                    self._send_all(Received())
             else:
                 silent.clear()
                 yield said
@@ -408,27 +397,18 @@ class GkePlace(HostsPlace):
 
     def _from_bucket(self, host: int, why: str) -> Iterator[Said]:
         """Yield the lines of a pod that is gone from the copy of its folder in the bucket."""
-        url = self._url()
+        url = self.placed.place.checkpoints(self.run.id)
         if "://" in url:
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     found = bucket.get_files(url, host, ["*"], Path(folder))
                 except PlaceError as error:
                     found, why = [], f"{why}; {error}"
-                copied = RunDir(folder)
-                if found:
-                    for line in FolderStream(copied).read(last=True):
-                        yield Said(host, line)
-                    result = copied.read_result()
-                    if result is not None:
-                        yield Said(host, End(result.returncode or 0))
+                for line in read_ended(RunDir(folder)) if found else ():
+                    yield Said(host, line)
+                    if isinstance(line, End):
                         return
         yield Said(host, ConnectionLost(why, final=True))
-
-    def _url(self) -> str:
-        """The run's folder of checkpoints; '' if they are kept in its pods."""
-        shared = self._settings.checkpoints
-        return f"{shared.rstrip('/')}/{self.run.id}" if shared else ""
 
     def _look_again(self, host: int, since: Mapping[str, int]) -> None:
         words = ["node", "--run", self.placed.folders[host], "--follow", "--since", "-"]
@@ -449,7 +429,8 @@ class GkePlace(HostsPlace):
         if all(host in running for host in chosen):
             self._pods.pods.update(running)
             return super().fetch(patterns, into, hosts)
-        if "://" not in self._url():
+        url = self.placed.place.checkpoints(self.run.id)
+        if "://" not in url:
             raise PlaceError(
                 f"the pods of run {self.run.id} are gone, together with their files. For later "
                 f"runs, name a URL (gs://…) as `checkpoints` of [places.{self.placed.place.name}]"
@@ -459,11 +440,12 @@ class GkePlace(HostsPlace):
         with tempfile.TemporaryDirectory(dir=into) as folder:
             for host in chosen:
                 part = Path(folder, str(host))
-                for path in bucket.get_files(self._url(), host, patterns, part):
+                for path in bucket.get_files(url, host, patterns, part):
                     name = path.relative_to(part).as_posix()
-                    if name.split("/")[0] in stream.OWN or stream.is_streamed(name):
-                        continue  # the local folder has its own, for the whole run
-                    there = into / stream.path_in_union(name, host, spec.ranks_on(host))
+                    place = stream.fetched_path(name, host, spec.ranks_on(host))
+                    if place is None:
+                        continue
+                    there = into / place
                     there.parent.mkdir(parents=True, exist_ok=True)
                     fetched.append(path.replace(there))
         return fetched
@@ -487,8 +469,7 @@ class GkePlace(HostsPlace):
                     self.fetch(["profile"], self.run.path)
                 except (TpunbError, OSError) as error:
                     self.run.emit(Note(f"the profile could not be fetched: {error}"))
-            for connection in self._connections.values():
-                connection.tell(stream.encode(Taken()))
+            self._send_all(Received())
             if left := self._delete():
                 self.run.emit(Note(left))
         super().close()
@@ -507,16 +488,7 @@ class GkePlace(HostsPlace):
 
     def _left_behind(self, problem: str) -> str:
         """Message that the run's objects may still exist, and how to delete them."""
-        words = shlex.join(
-            self._cluster.command(
-                *("delete", "jobset,configmap,secret", "-l"),
-                f"{kubectl.INSTANCE}={self.placed.name}",
-            )
-        )
-        return (
-            f"JobSet {self.placed.name} may still exist, and start or cost money: {problem}. "
-            f"Delete it with `{words}`"
-        )
+        return f"{problem}. {self.placed.leftover}"
 
 
 def begun_pods(seen: Seen) -> list[Pod]:
@@ -540,9 +512,7 @@ def _pause(seconds: float) -> Iterator[str]:
 # Before a run
 
 
-def find_cluster(
-    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> JobSetTarget:
+def find_cluster(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> JobSetTarget:
     """Query a cluster for its queue and the price of its nodes. Raises PlaceError."""
     settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
@@ -560,7 +530,7 @@ def find_cluster(
         with kubectl.readable("kubectl get localqueues"):
             notes = _describe_queue(cluster, settings, found)
     if cancelled():
-        raise TpunbError("interrupted before the run began: nothing was started")
+        raise Cancelled
     with kubectl.readable("kubectl get nodes"):
         price, unknown = _price(cluster, settings)
     asked = Estimate(price, unknown, notes=tuple(notes), starts=1 + settings.restarts)
@@ -628,46 +598,6 @@ def _price(cluster: Kubectl, settings: JobSetSettings) -> tuple[Any, str]:
 # tpunb doctor
 
 
-@dataclass(frozen=True)
-class ClusterReport:
-    """The report of `tpunb doctor --on` about a cluster."""
-
-    place: PlaceConfig
-    checks: tuple[tuple[str, str, bool], ...]
-    """What was checked, what was found, and whether a run is possible with it."""
-    target: JobSetTarget | None
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Pairs of what was checked and a problem that prevents a run."""
-        return [(what, found) for what, found, good in self.checks if not good]
-
-    def to_json(self) -> dict[str, Any]:
-        """The output of `--json`."""
-        return {
-            "place": self.place.name,
-            "kind": self.place.kind,
-            "checks": [{"what": w, "found": f, "good": good} for w, f, good in self.checks],
-            "problems": [{"host": w, "message": found} for w, found in self.problems()],
-        }
-
-    def text(self) -> str:
-        """Text for a terminal."""
-        lines = [f"place {self.place.name} ({self.place.kind}, {self.place.file})"]
-        width = max(len(what) for what, _, _ in self.checks)
-        lines += [
-            f"{'' if good else 'problem: '}{what.ljust(width)}  {found}"
-            for what, found, good in self.checks
-        ]
-        if self.target is not None and not self.problems():
-            lines += [f"note: {told}" for told in self.target.asked.describe(None)]
-            slice_ = self.target.settings.slice
-            lines.append(
-                f"ready: %%tpu_train --on {self.place.name} runs on {slice_.accelerator_type}, "
-                f"{slice_.hosts} pods of {slice_.chips} chips"
-            )
-        return "\n".join(lines)
-
-
 _OBJECTS = (kubectl.JOBSETS, "configmaps", "secrets")
 NEEDED = (
     *(("create", what) for what in _OBJECTS),
@@ -678,53 +608,56 @@ NEEDED = (
 """Permissions that a run needs: verb and resource of `kubectl auth can-i`."""
 
 
-@dataclass(frozen=True)
-class _Version:
-    gitVersion: str = "?"  # noqa: N815 (as kubectl prints it, like the name below)
-
-
-@dataclass(frozen=True)
-class _Client:
-    """What `kubectl version --client` prints, as far as it is shown."""
-
-    clientVersion: _Version  # noqa: N815
-
-
-def inspect_cluster(place: PlaceConfig) -> ClusterReport:
+def inspect_cluster(place: PlaceConfig) -> PlaceReport:
     """Check whether a run can be started in a cluster, without starting one. Raises PlaceError."""
+    checks: list[tuple[str, str, bool]] = []
+    """What was checked, what was found, and whether a run is possible with it."""
+    target = _check_cluster(place, checks)
+    width = max(len(what) for what, _, _ in checks)
+    lines = [f"{what.ljust(width)}  {found}" for what, found, good in checks if good]
+    ready = ""
+    if target is not None:
+        own = target.settings.slice
+        lines += [f"note: {told}" for told in target.asked.describe(None)]
+        ready = f"runs on {own.accelerator_type}, {own.hosts} pods of {own.chips} chips"
+    problems = tuple((what, found) for what, found, good in checks if not good)
+    details = {"checks": [{"what": w, "found": f, "good": good} for w, f, good in checks]}
+    return PlaceReport(place, tuple(lines), problems, details, ready)
+
+
+def _check_cluster(place: PlaceConfig, checks: list[tuple[str, str, bool]]) -> JobSetTarget | None:
     settings = place.settings_as(JobSetSettings)
     cluster = Kubectl(settings)
-    checks: list[tuple[str, str, bool]] = []
     try:
-        with as_place_error():
-            client = tools.read_json(
-                _Client, cluster.run("version", "--client", "-o", "json"), "kubectl version"
-            )
-        checks.append(("kubectl", client.clientVersion.gitVersion, True))
+        printed = cluster.run("version", "--client", "-o", "json")
+        with as_place_error(), kubectl.readable("kubectl version"):
+            client = tools.read_json(Mapping[str, Any], printed, "kubectl version")
+            checks.append(("kubectl", str(client["clientVersion"]["gitVersion"]), True))
         context = settings.context or cluster.run("config", "current-context").strip()
         checks.append(("context", context, True))
     except PlaceError as error:
-        return ClusterReport(place, (*checks, ("kubectl", str(error), False)), None)
+        checks.append(("kubectl", str(error), False))
+        return None
     try:
         crd = cluster.get("customresourcedefinitions", "jobsets.jobset.x-k8s.io")
-        found = "installed" if crd else "JobSet is not installed: https://jobset.sigs.k8s.io"
-        checks.append(("JobSet", found, bool(crd)))
     except UnansweredError as error:
         checks.append(("cluster", str(error), False))
-        return ClusterReport(place, tuple(checks), None)
+        return None
+    found = "installed" if crd else "JobSet is not installed: https://jobset.sigs.k8s.io"
+    checks.append(("JobSet", found, bool(crd)))
     with futures.ThreadPoolExecutor(4) as pool:
         may = list(pool.map(lambda asked: _may(cluster, *asked), NEEDED))
     denied = [" ".join(asked) for asked, yes in zip(NEEDED, may, strict=True) if not yes]
     checks.append(("permissions", f"denied: {', '.join(denied)}" if denied else "all", not denied))
-    target = None
     try:
         target = find_cluster(place, Path.cwd(), lambda text: None, lambda: False)
-        if settings.queue:
-            checks.append(("queue", settings.queue, True))
     except PlaceError as error:
         what = "queue" if error.key.endswith(".queue") else "cluster"
         checks.append((what, str(error), False))
-    return ClusterReport(place, tuple(checks), target)
+        return None
+    if settings.queue:
+        checks.append(("queue", settings.queue, True))
+    return target
 
 
 def _may(cluster: Kubectl, verb: str, what: str) -> bool:
@@ -737,9 +670,4 @@ def _may(cluster: Kubectl, verb: str, what: str) -> bool:
         return False
 
 
-def _open_place(run: RunDir, placed: PlacedRun) -> Place:
-    assert isinstance(placed, JobSetRun)
-    return GkePlace(run, placed)
-
-
-KIND = Kind(find_cluster, JobSetRun, _open_place, inspect_cluster)
+KIND = PlaceKind(find_cluster, JobSetRun, GkePlace, inspect_cluster)

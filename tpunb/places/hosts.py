@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
-import io
 import json
 import os
 import queue
@@ -16,24 +14,24 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tpunb.places import remote, transfer
+from tpunb.places import archive, remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, ConnectionLost, Place, Said
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostsRun, Place, Said, Say
 from tpunb.places.transport import (
     HostProcess,
     Transport,
     ask_hosts,
     make_transport,
+    remote_command,
 )
 from tpunb.runs import folder_stream, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
-from tpunb.runs.stream import Alive, End, Start, Stop
+from tpunb.runs.stream import Alive, End, Line, Start, Stop
 from tpunb.utils import files
 from tpunb.utils.tools import PATIENCE
 
@@ -96,23 +94,20 @@ class HostsPlace(Place):
         self._connections: dict[int, _Connection] = {}
         self._said: queue.Queue[Said] = queue.Queue(WAITING)
         self._letting_go = False
+        self._alive = time.monotonic()
+        """Time of the latest heartbeat."""
         self._stops: list[Stop] = []
         """All stop requests so far: hosts that are reached again may have missed them."""
 
     # Starting
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         settings = self.placed.place.host_settings
         if settings.files:
             transfer.send_files(self._transport, self.placed, say, cancelled)
         if cancelled():
             raise Cancelled
-        payload = pack(self.run)
+        payload = archive.pack(archive.run_files(self.run, stream.SENT))
         digest = hashlib.sha256(payload).hexdigest()
         key = secrets.token_hex(32)
         for host in range(len(self.placed.hosts)):
@@ -129,15 +124,10 @@ class HostsPlace(Place):
             "--address", placed.addresses[host], "--key-file", "-", "--stream",
             *(["--detach"] if placed.detached else []),
         ]  # fmt: skip
-        words = [
-            inspect.getsource(remote),
-            "unpack",
-            placed.folders[host],
-            str(size),
-            digest,
-            *node,
-        ]
-        return f"exec {placed.python} -c {shlex.join(words)}"
+        unpack = remote_command(
+            placed.python, "unpack", placed.folders[host], str(size), digest, *node
+        )
+        return f"exec {unpack}"
 
     def _connect(self, host: int, command: str, first: bytes) -> None:
         connection = _Connection(self._transport.command(host, command), first)
@@ -176,12 +166,8 @@ class HostsPlace(Place):
         waiting: dict[int, float] = {}
         tries = dict.fromkeys(range(len(self.placed.hosts)), 0)
         left = set(tries)
-        alive = time.monotonic()
         while left:
-            if time.monotonic() - alive >= ALIVE and not self._letting_go:
-                alive = time.monotonic()
-                for connection in self._connections.values():
-                    connection.tell(stream.encode(Alive()))
+            self._send_heartbeat()
             for host, due in list(waiting.items()):
                 if time.monotonic() >= due:
                     del waiting[host]
@@ -215,8 +201,17 @@ class HostsPlace(Place):
 
     def stop(self, request: Stop) -> None:
         self._stops.append(request)
+        self._send_all(request)
+
+    def _send_all(self, line: Line) -> None:
         for connection in self._connections.values():
-            connection.tell(stream.encode(request))
+            connection.tell(stream.encode(line))
+
+    def _send_heartbeat(self) -> None:
+        """Tell the hosts that they are followed, if it is time."""
+        if time.monotonic() - self._alive >= ALIVE and not self._letting_go:
+            self._alive = time.monotonic()
+            self._send_all(Alive())
 
     def _close(self, host: int) -> None:
         connection = self._connections.pop(host, None)
@@ -238,8 +233,7 @@ class HostsPlace(Place):
     # State and files
 
     def state(self) -> RunState | None:
-        words = [inspect.getsource(remote), "state", self.placed.folders[0]]
-        command = f"exec {self.placed.python} -c {shlex.join(words)}"
+        command = remote_command(self.placed.python, "state", self.placed.folders[0])
         answer = ask_hosts(self._transport, {0: (command, b"")})[0]
         try:
             return RunState(answer.output.decode().strip().rpartition("\n")[2])
@@ -250,12 +244,11 @@ class HostsPlace(Place):
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None
     ) -> list[Path]:
         """Raises HostsError if a host does not answer."""
-        commands = {}
-        for host, folder in enumerate(self.placed.folders):
-            if hosts is not None and host not in hosts:
-                continue
-            words = [inspect.getsource(remote), "pack", folder, *patterns]
-            commands[host] = (f"exec {self.placed.python} -c {shlex.join(words)}", b"")
+        commands = {
+            host: (remote_command(self.placed.python, "pack", folder, *patterns), b"")
+            for host, folder in enumerate(self.placed.folders)
+            if hosts is None or host in hosts
+        }
         fetched = []
         spec = self.run.read_spec()
         with contextlib.ExitStack() as stack:
@@ -264,12 +257,11 @@ class HostsPlace(Place):
                 host: stack.enter_context(tempfile.TemporaryFile(dir=into)) for host in commands
             }
             answers = ask_hosts(self._transport, commands, timeout=24 * 3600.0, into=archives)
-            problems = [(a.host, a.problem()) for a in answers.values() if a.problem()]
-            if problems:
+            if problems := [(a.host, a.problem) for a in answers.values() if a.problem]:
                 raise HostsError(self.placed.place.name, tuple(problems), "nothing was fetched")
-            for host, archive in archives.items():
+            for host, packed in archives.items():
                 try:
-                    fetched += extract(archive, into, host, spec.ranks_on(host))
+                    fetched += extract(packed, into, host, spec.ranks_on(host))
                 except (ValueError, tarfile.TarError) as error:
                     problem = (answers[host].host, f"its archive cannot be read: {error}")
                     raise HostsError(
@@ -278,21 +270,19 @@ class HostsPlace(Place):
         return fetched
 
 
-def extract(archive: IO[bytes], into: Path, host: int, ranks: range) -> list[Path]:
+def extract(packed: IO[bytes], into: Path, host: int, ranks: range) -> list[Path]:
     """Extract files of a host's run folder into the local one. Raises ValueError and TarError."""
-    archive.seek(0)
-    start = archive.read(1 << 20).find(remote.ARCHIVE)
+    packed.seek(0)
+    start = packed.read(1 << 20).find(remote.ARCHIVE)
     if start < 0:
         raise ValueError("it has no start")
-    archive.seek(start + len(remote.ARCHIVE))
+    packed.seek(start + len(remote.ARCHIVE))
     fetched = []
-    with tarfile.open(fileobj=archive, mode="r|") as members:
+    with tarfile.open(fileobj=packed, mode="r|") as members:
         for member in members:
-            name = _inside(member.name)
-            place = stream.path_in_union(name, host, ranks)
-            own = name.split("/")[0] in stream.OWN or stream.is_streamed(name)
-            if not member.isfile() or (own and place == name):
-                continue  # the local folder has its own, for the whole run
+            place = stream.fetched_path(_inside(member.name), host, ranks)
+            if not member.isfile() or place is None:
+                continue
             path = into / place
             path.parent.mkdir(parents=True, exist_ok=True)
             source = members.extractfile(member)
@@ -308,13 +298,3 @@ def _inside(name: str) -> str:
     if name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name} is not in the run folder")
     return name
-
-
-def pack(run: RunDir) -> bytes:
-    """The files of a run folder that exist before the run, as a tar archive."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w", dereference=True) as archive:
-        for name in stream.SENT:
-            if (run.path / name).exists():
-                archive.add(run.path / name, name)
-    return data.getvalue()

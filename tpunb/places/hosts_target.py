@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tpunb.machine.machine import Machine
 from tpunb.places import check, environment
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.doctor import inspect_hosts
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.hosts import HostsPlace
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled, Place, PlacedRun, place_of
-from tpunb.places.target import Estimate, Kind, Target
+from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
+from tpunb.places.target import Estimate, PlaceKind, Target
 from tpunb.places.transport import make_transport
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device
@@ -28,6 +27,7 @@ from tpunb.utils.errors import TpunbError
 class HostsTarget(Target):
     """The hosts of a place, in order of node rank, which have answered and fit each other."""
 
+    place: PlaceConfig
     report: HostsReport
     targets: tuple[str, ...]
     """The transport's names of the hosts."""
@@ -35,10 +35,6 @@ class HostsTarget(Target):
     """The local folder from which files are copied."""
     cwd: Path
     """The local working directory: `root` or a folder below it."""
-
-    @property
-    def place(self) -> PlaceConfig:
-        return self.report.place
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -52,19 +48,11 @@ class HostsTarget(Target):
     def local_cores(self) -> int:
         return self.report.local_cores
 
-    def machine(self, here: Machine) -> Machine:
+    @property
+    def facts(self) -> Mapping[str, Any]:
         host = self.report.answered[0][1].machine
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=host.device,
-            chips=host.chips,
-            generation="",
-            accelerator_type=host.accelerator_type,
-            workers=len(self.hosts),
-            memory=host.memory or here.memory,
-        )
+        known = {"chips": host.chips, "accelerator_type": host.accelerator_type}
+        return {**known, "memory": host.memory} if host.memory else known
 
     @property
     def work(self) -> str:
@@ -91,7 +79,7 @@ class HostsTarget(Target):
 
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
-        shared = "" if place is None else place.settings.checkpoints
+        shared = "" if place is None else place.checkpoints(run.id)
         on_hosts = place is not None and isinstance(place.settings, HostSettings)
         if not (shared or (on_hosts and len(self.hosts) == 1)):
             raise TpunbError(
@@ -99,9 +87,7 @@ class HostsTarget(Target):
                 f"name a folder that they share, or a URL, as `checkpoints` of "
                 f"[places.{self.place.name}], or give one with --resume"
             )
-        if shared:
-            return f"{shared.rstrip('/')}/{run.id}"
-        return f"{HostsRun.read(run).folders[0]}/checkpoints"
+        return shared or f"{HostsRun.read(run).folders[0]}/checkpoints"
 
     @property
     def estimate(self) -> Estimate:
@@ -150,13 +136,10 @@ class HostsTarget(Target):
         )
 
 
-def find_hosts(
-    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> HostsTarget:
+def find_hosts(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> HostsTarget:
     """Query the hosts of a place, make their environment if that is configured, and compare them.
 
-    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and TpunbError once
-    `cancelled` returns True.
+    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and Cancelled.
     """
     name = place.name
     say(f"looking for the hosts of place {name}")  # queries gcloud
@@ -165,28 +148,19 @@ def find_hosts(
     hosts = list_hosts([target.rpartition("@")[2] for target in targets])
     say(f"waiting for the hosts of place {name} to answer: {hosts}")
     report = check.ask(place, transport, cancelled=cancelled)
-    try:
-        if place.host_settings.environment == "make" and not report.silent and not cancelled():
-            environment.make_environment(transport, report, say, cancelled)
-            say(f"comparing the hosts of place {name}: {hosts}")
-            report = check.ask(place, transport, cancelled=cancelled)
-    except Cancelled:
-        pass
+    if place.host_settings.environment == "make" and not report.silent and not cancelled():
+        environment.make_environment(transport, report, say, cancelled)
+        say(f"comparing the hosts of place {name}: {hosts}")
+        report = check.ask(place, transport, cancelled=cancelled)
     if cancelled():
-        raise TpunbError("interrupted before the run began: nothing was started")
+        raise Cancelled
     order = report.order()
     report = report.ordered()
     if problems := report.problems():
         raise HostsError(name, tuple(problems))
     say(f"the hosts of place {name} have answered: {hosts}")
-    root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
-    return HostsTarget(report, tuple(targets[index] for index in order), root, cwd)
+    return HostsTarget(place, report, tuple(targets[i] for i in order), place.root(cwd), cwd)
 
 
-def _open_place(run: RunDir, placed: PlacedRun) -> Place:
-    assert isinstance(placed, HostsRun)
-    return HostsPlace(run, placed)
-
-
-KIND = Kind(find_hosts, HostsRun, _open_place, inspect_hosts)
+KIND = PlaceKind(find_hosts, HostsRun, HostsPlace, inspect_hosts)
 """Functions of places with existing hosts."""

@@ -12,29 +12,26 @@ v6e (jobset.x-k8s.io/v1alpha2, v0.12) and the output of xpk 1.16.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import secrets
 import shlex
-import tarfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from tpunb.machine.machine import Machine
+from tpunb.places import archive
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
-from tpunb.places.hosts_run import HostsRun
 from tpunb.places.kubectl import CONTAINER, INSTANCE, Kubectl
-from tpunb.places.place import place_of
+from tpunb.places.place import HostsRun, place_of
 from tpunb.places.target import Estimate, Target
+from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, RunSpec
-from tpunb.runs.stream import ARCHIVE
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import size
 
@@ -46,7 +43,6 @@ _LONGEST = 63
 """Most characters of a pod's name, which is also its host name (RFC 1123)."""
 _FILES = "/etc/tpunb/run"
 _KEY = "/etc/tpunb/key"
-_MORE = ("parameters.json", "arguments.pt", "arguments.json", "given")
 _ENDING = 15.0
 """Seconds after the grace period for ending the ranks and writing the result."""
 
@@ -75,20 +71,16 @@ class JobSetRun(HostsRun):
 class JobSetTarget(Target):
     """A slice in a cluster, entirely described by `places.toml`."""
 
-    config: PlaceConfig
+    place: PlaceConfig
     name: str = ""
     """Name of the run's JobSet, once it has one."""
     asked: Estimate = field(default_factory=Estimate)
     """Price and queue, queried from the cluster."""
 
     @property
-    def place(self) -> PlaceConfig:
-        return self.config
-
-    @property
     def settings(self) -> JobSetSettings:
         """The place's settings, of its kind's type."""
-        return self.config.settings_as(JobSetSettings)
+        return self.place.settings_as(JobSetSettings)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -101,10 +93,10 @@ class JobSetTarget(Target):
 
     def placed(self, run_id: str, *, detached: bool) -> JobSetRun:
         title = re.sub(r"^\d+-\d+-", "", run_id)
-        name = f"{name_run(title, self.config, more=5)}-{secrets.token_hex(2)}"
+        name = f"{name_run(title, self.place, more=5)}-{secrets.token_hex(2)}"
         folders = (f"runs/{run_id}",) * len(self.hosts)
         return JobSetRun(
-            *(self.config, self.hosts, self.hosts, folders, "python3"),
+            *(self.place, self.hosts, self.hosts, folders, "python3"),
             *(self.settings.port, "", "."),
             name=name,
             detached=detached,
@@ -122,18 +114,10 @@ class JobSetTarget(Target):
     def local_cores(self) -> int:
         return self.settings.slice.chips
 
-    def machine(self, here: Machine) -> Machine:
+    @property
+    def facts(self) -> Mapping[str, Any]:
         own = self.settings.slice
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=self.device,
-            chips=own.chips,
-            generation="",
-            accelerator_type=own.accelerator_type,
-            workers=own.hosts,
-        )
+        return {"chips": own.chips, "accelerator_type": own.accelerator_type}
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """Return the image's working directory: only the script is sent."""
@@ -141,8 +125,8 @@ class JobSetTarget(Target):
 
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
-        if place is not None and "://" in place.settings.checkpoints:
-            return f"{place.settings.checkpoints.rstrip('/')}/{run.id}"
+        if place is not None and "://" in (shared := place.checkpoints(run.id)):
+            return shared
         raise TpunbError(
             f"--resume: the pods of {self.place.name} cannot find the checkpoints of run "
             f"{run.id}: give their URL"
@@ -221,14 +205,9 @@ def _object(target: JobSetTarget, version: str, kind: str, **values: Any) -> dic
 
 def _pack_more(run: RunDir) -> dict[str, str]:
     """Pack the files that a run reads in addition to its script; {} if there are none."""
-    names = [name for name in _MORE if (run.path / name).exists()]
-    if not names:
+    if not (files := archive.run_files(run, stream.INPUTS)):
         return {}
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz", dereference=True) as archive:
-        for name in names:
-            archive.add(run.path / name, name)
-    return {ARCHIVE: base64.b64encode(data.getvalue()).decode()}
+    return {stream.ARCHIVE: base64.b64encode(archive.pack(files, "gz")).decode()}
 
 
 def _jobset(target: JobSetTarget, spec: RunSpec, followed: Sequence[str]) -> dict[str, Any]:

@@ -7,40 +7,41 @@ way to end a session from outside, so every run outlives the kernel and cannot b
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import hashlib
 import queue
 import re
 import shlex
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import date
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tpunb import data
-from tpunb.machine.machine import Machine
 from tpunb.places import kaggle_notebook, kaggle_service
 from tpunb.places.config import KaggleSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
-from tpunb.places.kaggle_service import KaggleService, NoAnswerError, Quota, Status
+from tpunb.places.kaggle_service import KaggleService, NoAnswerError, Quota, SessionStatus
 from tpunb.places.kaggle_session import EARLIER, FOLDER
 from tpunb.places.log_stream import Unpacker
-from tpunb.places.place import Cancelled, ConnectionLost, Place, PlacedRun, Said
-from tpunb.places.target import Estimate, Kind, Target
+from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, PlacedRun, Said, Say
+from tpunb.places.target import Estimate, PlaceKind, PlaceReport, Target
 from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
+from tpunb.runs.folder_stream import read_ended
 from tpunb.runs.spec import Device, PhaseKind, Price, RunState, StopCause
-from tpunb.runs.stream import Append, End, Line, Replace, Stop
-from tpunb.utils import env_vars, records, secrets
+from tpunb.runs.stream import End, Line, Stop
+from tpunb.utils import env_vars, patience, records, secrets
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration, size
 
@@ -116,19 +117,15 @@ class KaggleRun(PlacedRun):
 class KaggleTarget(Target):
     """A future session on Kaggle."""
 
-    config: PlaceConfig
+    place: PlaceConfig
     owner: str
     quota: Quota | None
     root: Path
 
     @property
-    def place(self) -> PlaceConfig:
-        return self.config
-
-    @property
     def settings(self) -> KaggleSettings:
         """The place's settings, of its kind's type."""
-        return self.config.settings_as(KaggleSettings)
+        return self.place.settings_as(KaggleSettings)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -165,28 +162,19 @@ class KaggleTarget(Target):
             }
         )
 
-    def machine(self, here: Machine) -> Machine:
-        tpu = self.device == "TPU"
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=self.device,
-            chips=CHIPS.get(self.settings.accelerator, 0),
-            generation="",
-            accelerator_type="v5litepod-8" if tpu else "",
-            workers=1,
-        )
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        chips = CHIPS.get(self.settings.accelerator, 0)
+        return {"chips": chips, "accelerator_type": "v5litepod-8" if chips else ""}
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """Return the session's working directory: only the files of `files` are sent."""
         return ".", ()
 
     def resume(self, run: RunDir) -> str:
-        known = records.read_dict(run.place)
-        ref = known.get("ref")
-        if shared := self.settings.checkpoints:
-            return f"{shared.rstrip('/')}/{run.id}"
+        if shared := self.place.checkpoints(run.id):
+            return shared
+        ref = records.read_dict(run.place).get("ref")
         if not isinstance(ref, str):
             raise TpunbError(
                 f"--resume: run {run.id} was not on Kaggle, so the session cannot read its "
@@ -201,7 +189,7 @@ class KaggleTarget(Target):
     def placed(self, run_id: str, *, detached: bool) -> KaggleRun:
         ref = f"{self.owner}/{_slug(run_id)}"
         left = None if self.quota is None else self.quota.left
-        return KaggleRun(self.config, ref, str(self.root), left, detached=True)
+        return KaggleRun(self.place, ref, str(self.root), left, detached=True)
 
 
 def _slug(run_id: str) -> str:
@@ -214,76 +202,47 @@ def _slug(run_id: str) -> str:
     return f"{words[: _TITLE - 7].rstrip('-')}-{mark}"
 
 
-def find_kaggle(
-    place: PlaceConfig, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
-) -> KaggleTarget:
+def find_kaggle(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> KaggleTarget:
     """Query Kaggle for the login and the rest of the quota.
 
-    Raises PlaceError without a login or a quota, MissingPackageError without Kaggle's client.
+    Raises PlaceError without a login or a quota, MissingPackageError without Kaggle's client, and
+    Cancelled.
     """
     say("querying Kaggle for the login and the quota")
-    try:
-        service = kaggle_service.connect(cancelled)
-        quota = service.quota()
-    except Cancelled:
-        raise TpunbError("interrupted before the run began: nothing was started") from None
-    root = place.file.parent if cwd.is_relative_to(place.file.parent) else cwd
-    target = KaggleTarget(place, service.username, quota, root)
+    service = kaggle_service.connect(cancelled)
+    quota = service.quota()
+    target = KaggleTarget(place, service.username, quota, place.root(cwd))
     if target.device == "TPU" and quota is not None and quota.left <= 0:
         raise PlaceError(
             f"this week's {quota.allowed:g} TPU hours on Kaggle are used up; the quota is renewed "
             f"at {quota.refresh}. Nothing was started"
         )
-    if cancelled():
-        raise TpunbError("interrupted before the run began: nothing was started")
     return target
 
 
-@dataclass(frozen=True)
-class KaggleReport:
-    """The report of `tpunb doctor --on` about Kaggle."""
-
-    place: PlaceConfig
-    owner: str
-    quota: Quota | None
-    problem: str = ""
-
-    def problems(self) -> list[tuple[str, str]]:
-        return [(HOST, self.problem)] if self.problem else []
-
-    def to_json(self) -> dict[str, Any]:
-        quota = self.quota
-        return {
-            "place": self.place.name,
-            "kind": self.place.kind,
-            "login": self.owner,
-            "tpu_hours_left": None if quota is None else round(quota.left, 2),
-            "tpu_hours_a_week": None if quota is None else quota.allowed,
-            "refresh": "" if quota is None else quota.refresh,
-            "problems": [{"host": host, "message": what} for host, what in self.problems()],
-        }
-
-    def text(self) -> str:
-        lines = [f"place {self.place.name} (Kaggle)"]
-        if self.owner:
-            lines.append(f"login: {self.owner}")
-        if self.quota is not None:
-            lines.append(
-                f"quota: {self.quota.left:.2f} of {self.quota.allowed:g} TPU hours left, renewed "
-                f"at {self.quota.refresh}"
-            )
-        return "\n".join([*lines, *(f"problem: {what}" for _, what in self.problems())])
-
-
-def inspect_kaggle(place: PlaceConfig) -> KaggleReport:
+def inspect_kaggle(place: PlaceConfig) -> PlaceReport:
     """Check the login, and the rest of the quota."""
     try:
         service = kaggle_service.connect()
         quota = service.quota()
     except TpunbError as error:
-        return KaggleReport(place, "", None, str(error))
-    used_up = quota is not None and quota.left <= 0
-    return KaggleReport(place, service.username, quota, "this week's quota is used up" * used_up)
+        return PlaceReport(place, (), ((HOST, str(error)),), {"login": ""})
+    lines = [f"login: {service.username}"]
+    details: dict[str, Any] = {"login": service.username, "tpu_hours_left": None}
+    problems: tuple[tuple[str, str], ...] = ()
+    if quota is not None:
+        lines.append(
+            f"quota: {quota.left:.2f} of {quota.allowed:g} TPU hours left, renewed at "
+            f"{quota.refresh}"
+        )
+        details |= {
+            "tpu_hours_left": round(quota.left, 2),
+            "tpu_hours_a_week": quota.allowed,
+            "refresh": quota.refresh,
+        }
+        if quota.left <= 0:
+            problems = ((HOST, "this week's quota is used up"),)
+    return PlaceReport(place, tuple(lines), problems, details)
 
 
 class KagglePlace(Place):
@@ -314,12 +273,7 @@ class KagglePlace(Place):
 
     # Starting
 
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         fields = self._fields(variables)
         if cancelled():
             raise Cancelled
@@ -373,8 +327,11 @@ class KagglePlace(Place):
         root = Path(self.placed.root)
         files = {name: root / name for name in chosen_files(root, settings.files)}
         # Check the files before they are packed into the notebook.
-        for name, path in {**kaggle_notebook.sent_files(self.run), **files}.items():
-            self._refuse_login(name, path.read_bytes())
+        sent: list[Path] = [*files.values()]
+        for folder in (self.run.path / name for name in kaggle_notebook.run_files(self.run)):
+            sent += [folder] if folder.is_file() else [p for p in folder.rglob("*") if p.is_file()]
+        for path in sent:
+            self._refuse_login(path.name, path.read_bytes())
         seconds = int(settings.session_hours * 3600)
         order = {
             "accelerator": settings.accelerator,
@@ -503,7 +460,7 @@ class KagglePlace(Place):
         fetched = []
         for file in files:
             name = place_here(file.name)
-            if name is None or not any(matches(name, pattern) for pattern in patterns):
+            if name is None or not stream.matches(name, patterns):
                 continue
             path = into / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -523,44 +480,43 @@ class _Follower:
         self._run = run
         self._closed = closed
         self._unpacker = Unpacker()
-        self._log: queue.SimpleQueue[tuple[int, str | _LogEnd]] = queue.SimpleQueue()
-        """Output from the threads that read the log, with each thread's number."""
-        self._reader = 0
-        """Number of the current thread; output of earlier threads is ignored."""
-        self._reading = False
-        self._said: queue.SimpleQueue[Status | NoAnswerError | None] = queue.SimpleQueue()
-        """Kaggle's answers about the session; None: it does not know the notebook."""
-        self._asking = False
+        self._asking: Future[SessionStatus | None] | None = None
+        """The query about the session that has not been answered; None: there is none."""
         self._asked = float("-inf")
         self._unknown = 0
         """Consecutive answers that the notebook does not exist."""
-        self._status: Status | None = None
+        self._status: SessionStatus | None = None
         self._trouble = ""
-        self._heard = self._answered = time.monotonic()
-        """Time of the latest output of the log, and of the latest answer of any kind."""
+        self._answered = time.monotonic()
+        """Time of the latest answer of any kind."""
 
     def lines(self) -> Iterator[Line | ConnectionLost | None]:
         """Yield the node's lines, at the end End or ConnectionLost; None while there is nothing."""
         tries, due = 0, time.monotonic()
         over_since: float | None = None
-        read_since = float("inf")
+        log: _LogReader | None = None
         while not self._closed.is_set():
             now = time.monotonic()
-            if not self._reading and now >= due:
+            if log is None and now >= due:
                 due = now + AGAIN[min(tries, len(AGAIN) - 1)]
-                tries, read_since = tries + 1, now
-                self._read()
-            elif self._reading and now - self._heard > SILENT:
-                self._reading = False  # abandon the thread
+                tries += 1
+                log = _LogReader(self._service, self._placed.ref)
+                self._unpacker.again()
+            elif log is None:
+                time.sleep(POLL_INTERVAL)
+            elif now - log.heard > SILENT:
+                log.wanted, log = False, None
             whole = False
-            for line in self._take():
-                if isinstance(line, _LogEnd):
-                    whole = line is _LogEnd.WHOLE
-                    continue
-                tries = 0
-                yield line
-                if isinstance(line, End):
-                    return
+            for text in log.texts() if log is not None else ():
+                self._answered = time.monotonic()
+                for line in self._unpacker.feed(text):
+                    tries = 0
+                    yield line
+                    if isinstance(line, End):
+                        return
+            if log is not None and log.ended:
+                whole = log.whole and over_since is not None and log.began >= over_since
+                log = None
             self._look()
             if self._unknown >= UNKNOWN:
                 yield ConnectionLost(
@@ -572,12 +528,12 @@ class _Follower:
             over = self._status is not None and self._status.over
             if over and over_since is None:
                 # The log is complete now: read it from its start.
-                over_since, due, tries, self._reading = now, now, 0, False
+                if log is not None:
+                    log.wanted = False
+                over_since, due, tries, log = now, now, 0, None
             elif not over:
                 over_since = None
-            elif over_since is not None and (
-                (whole and read_since >= over_since) or now - over_since > LATE
-            ):
+            elif over_since is not None and (whole or now - over_since > LATE):
                 yield from self._without_end()
                 return
             if now - self._answered > LOST:
@@ -614,82 +570,32 @@ class _Follower:
             yield None
             time.sleep(POLL_INTERVAL)
 
-    # The log
-
-    def _read(self) -> None:
-        """Read the log from its start, in a thread."""
-        self._reader += 1
-        self._reading, self._heard = True, time.monotonic()
-        self._unpacker.again()
-        number = self._reader
-
-        def work() -> None:
-            end = _LogEnd.CUT
-            try:
-                for text in self._service.log(self._placed.ref):
-                    self._log.put((number, text))
-                    if self._reader != number or self._closed.is_set():
-                        return
-                end = _LogEnd.WHOLE
-            except PlaceError:
-                pass  # the session's status shows the reason
-            finally:
-                self._log.put((number, end))
-
-        threading.Thread(target=work, daemon=True).start()
-
-    def _take(self) -> Iterator[Line | _LogEnd]:
-        """Yield new lines of the log, after a short wait."""
-        timeout: float | None = POLL_INTERVAL
-        while True:
-            try:
-                number, text = self._log.get(timeout=timeout) if timeout else self._log.get_nowait()
-            except queue.Empty:
-                return
-            timeout = None
-            if number != self._reader or not self._reading:
-                continue
-            if isinstance(text, _LogEnd):
-                self._reading = False
-                yield text
-                continue
-            self._heard = self._answered = time.monotonic()
-            yield from self._unpacker.feed(text)
-
     # Its state
 
     def _look(self, often: int = 1) -> None:
         """Process Kaggle's latest answer about the session, and query again when it is time."""
         now = time.monotonic()
-        if not self._asking and now - self._asked >= ASK / often:
-            self._asking, self._asked = True, now
-            threading.Thread(target=self._ask, daemon=True).start()
-        try:
-            answer = self._said.get_nowait()
-        except queue.Empty:
+        if self._asking is None and now - self._asked >= ASK / often:
+            self._asked = now
+            self._asking = patience.start(lambda: self._service.status(self._placed.ref))
+        if self._asking is None or not self._asking.done():
             return
-        self._asking = False
-        if isinstance(answer, NoAnswerError):
-            self._trouble = str(answer)
+        answer, self._asking = self._asking, None
+        try:
+            status = answer.result()
+        except PlaceError as error:
+            self._trouble = str(error)
             return
         self._answered = now
-        if answer is None:
+        if status is None:  # Kaggle does not know the notebook
             self._unknown += 1
             return
         self._unknown = 0
-        if self._status is None or answer.name != self._status.name:
-            self._tell(answer)
-        self._status = answer
+        if self._status is None or status.name != self._status.name:
+            self._tell(status)
+        self._status = status
 
-    def _ask(self) -> None:
-        try:
-            self._said.put(self._service.status(self._placed.ref))
-        except NoAnswerError as error:
-            self._said.put(error)
-        except PlaceError as error:
-            self._said.put(NoAnswerError(str(error)))
-
-    def _tell(self, status: Status) -> None:
+    def _tell(self, status: SessionStatus) -> None:
         if status.name == "QUEUED":
             self._run.emit(Phase(PhaseKind.QUEUED, "waiting in Kaggle's queue"))
         elif status.name == "RUNNING" and not self._unpacker.begun:
@@ -699,30 +605,23 @@ class _Follower:
 
     def _without_end(self) -> Iterator[Line | ConnectionLost]:
         """Yield the run's files in the session's output, then the end (or ConnectionLost)."""
-        returncode: int | None = None
-        try:
-            files = self._service.outputs(self._placed.ref)
-            for file in sorted(files, key=lambda file: file.name.endswith(f"/{stream.RESULT}")):
-                name = file.name.removeprefix(f"{FOLDER}/")
-                if name == file.name or not stream.is_streamed(name):
-                    continue
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder, "file")
-                    kaggle_service.download(file, path)
-                    content = path.read_bytes()
-                now = time.time()
-                if name.endswith(stream.GROWING):
-                    yield Append(name, 0, content, now)
-                else:
-                    yield Replace(name, content, now)
-                if name == stream.RESULT:
-                    returncode = _returncode(content)
-        except (PlaceError, OSError) as error:
-            self._run.emit(Note(f"the session's output could not be fetched: {error}"))
-        if returncode is not None:
-            yield End(returncode)
-            return
-        yield ConnectionLost(self._describe_end(), final=True)
+        ended = False
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                for file in self._service.outputs(self._placed.ref):
+                    name = file.name.removeprefix(f"{FOLDER}/")
+                    if name != file.name and stream.is_streamed(name):
+                        path = Path(folder, name)
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        kaggle_service.download(file, path)
+            except (PlaceError, OSError) as error:
+                self._run.emit(Note(f"the session's output could not be fetched: {error}"))
+                Path(folder, stream.RESULT).unlink(missing_ok=True)  # it would be the last file
+            for line in read_ended(RunDir(folder)):
+                ended = isinstance(line, End)
+                yield line
+        if not ended:
+            yield ConnectionLost(self._describe_end(), final=True)
 
     def _describe_end(self) -> str:
         assert self._status is not None
@@ -736,20 +635,40 @@ class _Follower:
         )
 
 
-def _returncode(content: bytes) -> int | None:
-    """The exit code in a result.json; None if it cannot be read."""
-    try:
-        result = records.parse(content)
-        return int(result["returncode"] or 0)
-    except (ValueError, KeyError, TypeError):
-        return None
+class _LogReader:
+    """Reads a session's log from its start, in a thread of its own."""
 
+    def __init__(self, service: KaggleService, ref: str) -> None:
+        self._texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.began = self.heard = time.monotonic()
+        self.ended = False
+        """True if the log, or the connection, has ended and all of it was read."""
+        self.whole = False
+        """True if the log has ended, not the connection."""
+        self.wanted = True
+        """False to let the thread end at its next output."""
+        patience.start(lambda: self._read(service, ref))
 
-class _LogEnd(Enum):
-    """How reading the log has ended: with the log, or with the connection."""
+    def _read(self, service: KaggleService, ref: str) -> None:
+        try:
+            for text in service.log(ref):
+                if not self.wanted:
+                    return
+                self._texts.put(text)
+            self.whole = True
+        except PlaceError:
+            pass  # the session's status shows the reason
+        finally:
+            self._texts.put(None)
 
-    WHOLE = "whole"
-    CUT = "cut"
+    def texts(self) -> Iterator[str]:
+        """Yield the new output, after a short wait."""
+        timeout = POLL_INTERVAL
+        with contextlib.suppress(queue.Empty):
+            while (text := self._texts.get(timeout=timeout)) is not None:
+                timeout, self.heard = 0.0, time.monotonic()
+                yield text
+            self.ended = True
 
 
 def _data_lines(run: RunDir) -> list[list[str]]:
@@ -792,20 +711,7 @@ def place_here(name: str) -> str | None:
     inside = name.removeprefix(f"{FOLDER}/")
     if inside == name:
         return None if "__pycache__" in name.split("/") else f"{OUTPUTS}/{name}"
-    own = inside.split("/")[0] in stream.OWN or stream.is_streamed(inside)
-    return None if own else inside
+    return stream.fetched_path(inside, 0, range(sys.maxsize))
 
 
-def matches(name: str, pattern: str) -> bool:
-    """True if a pattern matches a file, or a folder above it."""
-    parts = name.split("/")
-    paths = ("/".join(parts[: count + 1]) for count in range(len(parts)))
-    return any(fnmatch.fnmatchcase(path, pattern.rstrip("/")) for path in paths)
-
-
-def _open_place(run: RunDir, placed: PlacedRun) -> Place:
-    assert isinstance(placed, KaggleRun)
-    return KagglePlace(run, placed)
-
-
-KIND = Kind(find_kaggle, KaggleRun, _open_place, inspect_kaggle)
+KIND = PlaceKind(find_kaggle, KaggleRun, KagglePlace, inspect_kaggle)

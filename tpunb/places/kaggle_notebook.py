@@ -12,23 +12,19 @@ The notebook needs no internet access, and on Kaggle only the packages torch and
 from __future__ import annotations
 
 import base64
-import io
 import json
-import lzma
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 
+from tpunb.places import archive
 from tpunb.places.kaggle_session import FOLDER, ORDER
+from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
-from tpunb.utils.files import PACKAGE_ROOT
 from tpunb.utils.version import __version__
 
-SENT = ("spec.json", "parameters.json", "arguments.pt", "arguments.json", "given")
-"""Files of a run folder, in addition to the script, that the run's processes read."""
 _LEFT_OUT = (
     "display",
     "notebook/capture",
@@ -93,36 +89,18 @@ def write_notebook(
     return str(nbformat.writes(nbformat.v4.new_notebook(cells=cells, metadata=metadata)))
 
 
-def sent_files(run: RunDir) -> dict[str, Path]:
-    """The files of a run folder to pack, keyed by their path in it."""
-    paths = [path for name in SENT for path in (run.path / name, *(run.path / name).rglob("*"))]
-    return {str(path.relative_to(run.path)): path for path in paths if path.is_file()}
+def run_files(run: RunDir) -> dict[str, Path | bytes]:
+    """The files of a run folder, in addition to the script, that the run's processes read."""
+    return archive.run_files(run, ("spec.json", *stream.INPUTS))
 
 
 def _unpack(run: RunDir, order: Mapping[str, Any], files: Mapping[str, Path]) -> str:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w", dereference=True) as archive:
-        package = Path(PACKAGE_ROOT, "tpunb")
-        for path in sorted(package.rglob("*")):
-            inside = path.relative_to(package).as_posix()
-            skipped = inside.startswith(tuple(f"{each}/" for each in _LEFT_OUT))
-            if path.is_file() and "__pycache__" not in path.parts and not skipped:
-                _add(archive, f"tpunb/{inside}", path.read_bytes())
-        for name, path in sent_files(run).items():
-            _add(archive, f"run/{name}", path.read_bytes())
-        for name, path in files.items():
-            _add(archive, f"files/{name}", path.read_bytes())
-        _add(archive, ORDER, json.dumps(dict(order)).encode())
-    packed = base64.b85encode(lzma.compress(data.getvalue())).decode()
-    return _UNPACK.format(version=__version__, packed="\n".join(_wrapped(packed)))
-
-
-def _wrapped(text: str) -> list[str]:
-    return [text[start : start + _WIDTH] for start in range(0, len(text), _WIDTH)]
-
-
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add a file without owner and time, so that the same content is packed identically."""
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = len(data), 0o644
-    archive.addfile(member, io.BytesIO(data))
+    entries = {
+        **archive.own_package(_LEFT_OUT),
+        **{f"run/{name}": content for name, content in run_files(run).items()},
+        **{f"files/{name}": path for name, path in files.items()},
+        ORDER: json.dumps(dict(order)).encode(),
+    }
+    packed = base64.b85encode(archive.pack(entries, "xz")).decode()
+    lines = (packed[start : start + _WIDTH] for start in range(0, len(packed), _WIDTH))
+    return _UNPACK.format(version=__version__, packed="\n".join(lines))

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tpunb.places.errors import PlaceError
 from tpunb.places.place import Cancelled
+from tpunb.utils import patience
 from tpunb.utils.errors import MissingPackageError
 
 PATIENCE = 60.0
@@ -61,13 +61,12 @@ class Pushed:
 
     ref: str
     """'owner/slug'."""
-    url: str
     invalid: tuple[str, ...]
     """Data sources that Kaggle does not know, or that this user may not read."""
 
 
 @dataclass(frozen=True)
-class Status:
+class SessionStatus:
     """The state of a session."""
 
     name: str
@@ -137,9 +136,9 @@ class KaggleService:
             *(answer.invalid_kernel_sources or ()),
             *(answer.invalid_model_sources or ()),
         )
-        return Pushed(ref, answer.url, invalid)
+        return Pushed(ref, invalid)
 
-    def status(self, ref: str) -> Status | None:
+    def status(self, ref: str) -> SessionStatus | None:
         """The state of the notebook's latest session; None if there is no such notebook.
 
         Raises NoAnswerError.
@@ -157,7 +156,7 @@ class KaggleService:
             if error.status in (403, 404):
                 return None
             raise
-        return Status(answer.status.name, answer.failure_message or "")
+        return SessionStatus(answer.status.name, answer.failure_message or "")
 
     def log(self, ref: str) -> Iterator[str]:
         """Yield the session's output from its start, as it is printed; wait without a time-out.
@@ -261,32 +260,18 @@ def connect(cancelled: Callable[[], bool] = lambda: False) -> KaggleService:
 
 def bounded(
     call: Callable[[], _Answer],
-    patience: float = PATIENCE,
+    within: float = PATIENCE,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> _Answer:
     """Return a call's result. Raises NoAnswerError, or Cancelled, and abandons the call then."""
-    box: queue.SimpleQueue[tuple[_Answer | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            box.put((call(), None))
-        except BaseException as error:  # raised again in the thread that waits
-            box.put((None, error))
-
-    threading.Thread(target=work, daemon=True).start()
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            answer, error = box.get(timeout=POLL_INTERVAL)
-            break
-        except queue.Empty:
-            if cancelled():
-                raise Cancelled from None
-            if time.monotonic() > deadline:
-                raise NoAnswerError(f"Kaggle has not answered in {patience:g} s") from None
-    if error is not None:
-        raise error
-    return answer  # type: ignore[return-value]
+    answer = patience.start(call)
+    deadline = time.monotonic() + within
+    while not futures.wait([answer], POLL_INTERVAL).done:
+        if cancelled():
+            raise Cancelled
+        if time.monotonic() > deadline:
+            raise NoAnswerError(f"Kaggle has not answered in {within:g} s")
+    return answer.result()
 
 
 @contextlib.contextmanager

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
+import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from importlib import util
 from pathlib import Path
@@ -23,9 +24,9 @@ from typing import Any, TextIO
 from tpunb.places.log_stream import Packer, shown
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
-from tpunb.runs.stream import End, Start
+from tpunb.runs.stream import End, Line, Start
 from tpunb.utils import env_vars
-from tpunb.utils.files import PACKAGE_ROOT
+from tpunb.utils.files import PACKAGE_ROOT, LineBuffer
 
 FOLDER = "tpunb-run"
 """The run folder, in the session's working directory: all of it becomes output."""
@@ -76,10 +77,10 @@ class _Session:
 
     def _prepare(self) -> None:
         """Set up the run folder, and check the session."""
-        self._folder.mkdir()
-        _copy(self._sent / "run", self._folder)
+        shutil.copytree(self._sent / "run", self._folder)
         Path(SCRIPT).replace(self._folder / SCRIPT)
-        _copy(self._sent / "files", Path.cwd())
+        if (files := self._sent / "files").exists():
+            shutil.copytree(files, Path.cwd(), dirs_exist_ok=True)
         self._limit()
         if util.find_spec("torch_xla") is None:
             machine = self._order["accelerator"] or "no accelerator"
@@ -125,40 +126,34 @@ class _Session:
 
     def _follow(self, process: subprocess.Popen[bytes]) -> End:
         """Write the node's output until it has ended."""
-        end: list[End] = []
-        lock = threading.Lock()
-        over = threading.Event()
-
-        def read() -> None:
-            assert process.stdout is not None
-            try:
-                for text in process.stdout:
-                    try:
-                        line = stream.decode(text)
-                    except ValueError:  # printed by a library
-                        _write(sys.stdout, text.decode("utf-8", "replace"))
-                        continue
-                    if isinstance(line, End):
-                        end.append(line)
-                    if people := shown(line, RunDir(self._folder).log.name):
-                        _write(sys.stdout, people)
-                    with lock:
-                        self._packer.add(line)
-            finally:
-                over.set()
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        while not over.wait(POLL_INTERVAL):
-            with lock:
-                self._write_due()
-        reader.join()
+        assert process.stdout is not None
+        fd, lines = process.stdout.fileno(), LineBuffer()
+        end: End | None = None
+        while True:
+            if select.select([fd], [], [], POLL_INTERVAL)[0]:
+                if not (data := os.read(fd, 1 << 18)):
+                    break
+                for text in lines.feed(data):
+                    line = self._take(text)
+                    end = line if isinstance(line, End) else end
+            self._write_due()
         code = process.wait()
-        if not end:
-            end.append(End(code or 1, f"tpunb node has ended without a result (exit code {code})"))
-            self._packer.add(end[0])
+        if end is None:
+            end = End(code or 1, f"tpunb node has ended without a result (exit code {code})")
+            self._packer.add(end)
         self._write_due(last=True)
-        return end[0]
+        return end
+
+    def _take(self, text: bytes) -> Line | None:
+        """Take in a line of the node's output, and print what is for people."""
+        try:
+            line = stream.decode(text)
+        except ValueError:  # printed by a library
+            _write(sys.stdout, f"{text.decode('utf-8', 'replace')}\n")
+            return None
+        _write(sys.stdout, shown(line, RunDir(self._folder).log.name))
+        self._packer.add(line)
+        return line
 
     def _write_due(self, *, last: bool = False) -> None:
         if text := self._packer.due(last=last):
@@ -182,14 +177,6 @@ class _Session:
             told += [str(failure) for failure in result.failures[:FAILURES]]
         clear_output(wait=True)
         display({"text/plain": "\n".join([log[-MOST:].rstrip(), "", *told])}, raw=True)
-
-
-def _copy(source: Path, folder: Path) -> None:
-    for path in source.rglob("*"):
-        if path.is_file():
-            place = folder / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(path.read_bytes())
 
 
 def _write(file: TextIO, text: str) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from tpunb.places.config import find_place
-from tpunb.places.place import Place, PlacedRun, place_of
-from tpunb.places.target import Kind, PlaceReport, Say, Target
+from tpunb.places.place import Cancelled, Check, Place, PlacedRun, Say, place_of
+from tpunb.places.target import PlaceKind, PlaceReport, Target
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.tools import StoppedError
 
 
-def find_kind(kind: str) -> Kind:
+def find_kind(kind: str) -> PlaceKind:
     """The functions of a kind of place, a key of `config.KINDS`."""
     match kind:
         case "jobset":
             from tpunb.places.gke import KIND
-        case "colab":
-            from tpunb.places.colab import KIND
         case "kaggle":
             from tpunb.places.kaggle import KIND
         case _:
@@ -28,7 +25,7 @@ def find_kind(kind: str) -> Kind:
     return KIND
 
 
-def find_target(name: str, cwd: Path, say: Say, cancelled: Callable[[], bool]) -> Target:
+def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> Target:
     """Return the place `name`, after checking that it can take a run.
 
     `say` is called with progress messages: the check may take a minute, and longer if packages are
@@ -39,9 +36,12 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Callable[[], bool]) -
     """
     place = find_place(name, cwd)
     try:
-        return find_kind(place.kind).find_target(place, cwd, say, cancelled)
-    except StoppedError:
-        raise TpunbError("interrupted before the run began: nothing was started") from None
+        target = find_kind(place.kind).find_target(place, cwd, say, cancelled)
+        if not cancelled():
+            return target
+    except (Cancelled, StoppedError):
+        pass
+    raise TpunbError("interrupted before the run began: nothing was started")
 
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:
@@ -79,4 +79,4 @@ def open_place(run: RunDir) -> Place:
         raise TpunbError(f"{run.place} cannot be read: {error}") from None
     if placed is None:
         raise TpunbError(f"run {run.id} ran on this machine: all its files are in {run.path}")
-    return find_kind(placed.place.kind).open_place(run, placed)
+    return find_kind(placed.place.kind).place(run, placed)

@@ -74,6 +74,20 @@ class Seen:
     """Pods of the last start, keyed by index."""
 
 
+@contextmanager
+def readable(shown: str) -> Iterator[None]:
+    """Context manager or decorator: read objects, which may be of another form than expected.
+
+    Raises UnansweredError for those that are.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UnansweredError(
+            f"the output of `{shown}` is not as expected ({type(error).__name__}: {error})"
+        ) from None
+
+
 class Kubectl:
     """Calls of `kubectl` with the context and the namespace of a place."""
 
@@ -111,12 +125,9 @@ class Kubectl:
             raise UnansweredError(f"the output of `kubectl get` is no list of objects: {said}")
         return listed
 
+    @readable("kubectl get")
     def look(self, name: str) -> Seen:
         """Read the objects of a run. Raises UnansweredError."""
-        with readable("kubectl get"):
-            return self._look(name)
-
-    def _look(self, name: str) -> Seen:
         found = self.items(f"{JOBSETS},pods", "-l", f"{INSTANCE}={name}")
         jobset = next((each for each in found if each.get("kind") == "JobSet"), None)
         pods = [_pod(each) for each in found if each.get("kind") == "Pod"]
@@ -142,12 +153,9 @@ class Kubectl:
             pods={pod.index: pod for pod in pods if pod.restart == restarts},
         )
 
+    @readable("kubectl get")
     def why_not_admitted(self, uid: str) -> str:
         """Kueue's messages about a JobSet that waits, for people; '' if there are none."""
-        with readable("kubectl get"):
-            return self._why_not_admitted(uid)
-
-    def _why_not_admitted(self, uid: str) -> str:
         told = []
         for workload in self.items(WORKLOADS, "-l", f"kueue.x-k8s.io/job-uid={uid}"):
             for condition in (workload.get("status") or {}).get("conditions") or []:
@@ -155,15 +163,14 @@ class Kubectl:
                     told.append(str(condition["message"]))
         return "; ".join(dict.fromkeys(told))
 
+    @readable("kubectl get")
     def warnings(self, *names: str) -> str:
         """The latest warning about one of these objects, for people; '' if there is none."""
-        with readable("kubectl get"):
-            events = [
-                each
-                for each in self.items("events", "--field-selector", "type=Warning")
-                if (each.get("involvedObject") or {}).get("name") in names
-            ]
-            return str(events[-1].get("message") or "") if events else ""
+        told = ""
+        for each in self.items("events", "--field-selector", "type=Warning"):
+            if (each.get("involvedObject") or {}).get("name") in names:
+                told = str(each.get("message") or "")
+        return told
 
     def create(self, manifest: str) -> None:
         """Create objects. Raises UnansweredError: some of them may then exist."""
@@ -180,20 +187,6 @@ class Kubectl:
 
 
 _TERMINAL = ("Completed", "Failed")
-
-
-@contextmanager
-def readable(shown: str) -> Iterator[None]:
-    """Context manager: a block that reads objects, which may be of another form than expected.
-
-    Raises UnansweredError for those that are.
-    """
-    try:
-        yield
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise UnansweredError(
-            f"the output of `{shown}` is not as expected ({type(error).__name__}: {error})"
-        ) from None
 
 
 def _pod(data: Mapping[str, Any]) -> Pod:

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +68,7 @@ class MirrorProcess:
                 stdout=log,
                 stderr=log,
             )
-        _connected.add(self)
+        interrupts.close_in_children(self)
         assert self._process.stdin is not None
         order = None if variables is None else dict(variables)
         with contextlib.suppress(BrokenPipeError):  # it has ended: its log shows why
@@ -127,18 +126,6 @@ class MirrorProcess:
         """Close the lifeline, and wait until the run has ended on all hosts."""
         self.close_pipes()
         self._process.wait(wait)
-
-
-_connected: weakref.WeakSet[MirrorProcess] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the lifelines in a process that the kernel forks: only the kernel keeps them open."""
-    for mirror in _connected:
-        mirror.close_pipes()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 def ensure(*runs: RunDir) -> None:
@@ -334,30 +321,21 @@ class Mirror:
         if self.place.placed.detached and not self._ended:
             return  # the run may still be running: no host could be reached
         result = self._whole_result()
-        if self.spec.returns and 0 not in self._gone:
-            self._fetch_returns()
-        if self.spec.profile is not None:
-            self._fetch_trace()
-        self.place.finish(lambda text: self.run.emit(Note(text)))
+        here = [host for host in range(len(self.spec.hosts)) if host not in self._gone]
+        if self.spec.returns and 0 in here:  # rank 0 has written them
+            self._fetch(self.run.returns.name, "the values of --returns", [0])
+        if self.spec.profile is not None:  # the ranks' parts are useful only together
+            self._fetch(stream.PROFILE, "the trace of --profile", here)
         problem = self._merge.problem
         if problem:
             self.run.emit(Note(f"the copy of the run on this machine is incomplete: {problem}"))
         self._write(result)
 
-    def _fetch_returns(self) -> None:
-        """Fetch the values of `--returns`, which rank 0 has written on host 0."""
+    def _fetch(self, name: str, what: str, hosts: list[int]) -> None:
         try:
-            self.place.fetch([self.run.returns.name], self.run.path, hosts=[0])
+            self.place.fetch([name], self.run.path, hosts=hosts)
         except (TpunbError, OSError, ValueError) as error:
-            self.run.emit(Note(f"the values of --returns could not be fetched: {error}"))
-
-    def _fetch_trace(self) -> None:
-        """Fetch the ranks' parts of the trace of `--profile`, which are useful only together."""
-        here = [host for host in range(len(self.spec.hosts)) if host not in self._gone]
-        try:
-            self.place.fetch([stream.PROFILE], self.run.path, hosts=here)
-        except (TpunbError, OSError, ValueError) as error:
-            self.run.emit(Note(f"the trace of --profile could not be fetched: {error}"))
+            self.run.emit(Note(f"{what} could not be fetched: {error}"))
 
     def _whole_result(self) -> RunResult:
         """The result of host 0 or, if that is lost, of another host, with lost hosts' failures."""
@@ -385,12 +363,9 @@ class Mirror:
             )
         known = {failure.host for failure in whole.failures}
         more = tuple(each for each in (*refused, *lost) if each.host not in known)
-        if found[0] is None and not self._gone_by_request() and more:
+        if found[0] is None and self._stop is None and more:
             return replace(whole, state=RunState.FAILED, failures=(*more, *whole.failures))
         return whole
-
-    def _gone_by_request(self) -> bool:
-        return self._stop is not None
 
     def _read_result(self, host: int) -> RunResult | None:
         try:
@@ -433,10 +408,7 @@ class Mirror:
 
 def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
     return Failure(
-        rank=None,
-        pid=None,
-        exitcode=None,
-        signal=None,
+        *(None, None, None, None),
         type="Lost" if kind is FailureKind.HOST_LOST else "Refused",
         message=message,
         cell=None,
@@ -454,7 +426,8 @@ def main() -> None:
     # Not SIG_IGN: child processes would inherit it, and could not be interrupted either.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     os.umask(0o077)
-    order = json.loads(_first_line())
+    with open(0, "rb", buffering=0, closefd=False) as lifeline:  # reads not a byte more
+        order = json.loads(lifeline.readline())
     again = order["variables"] is None
     if again and run.is_running():
         return  # another command's mirror was quicker
@@ -475,14 +448,3 @@ def main() -> None:
         mirror.place.close()
         if lock is not None:
             lock.close()
-
-
-def _first_line() -> bytes:
-    """Read the first line of standard input, and not a byte more."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = os.read(0, 1)
-        if not part:
-            break
-        line += part
-    return bytes(line)

@@ -15,6 +15,10 @@ from tpunb.runs.spec import RunState
 from tpunb.runs.stream import Line, Stop
 from tpunb.utils import files, records
 
+Say = Callable[[str], None]
+"""Called with progress messages for people who wait."""
+Check = Callable[[], bool]
+"""Returns True once the result is no longer wanted."""
 _Run = TypeVar("_Run", bound="PlacedRun")
 
 
@@ -61,6 +65,28 @@ class PlacedRun:
             raise ValueError(f"not a run at a place: {error}") from None
 
 
+@dataclass(frozen=True)
+class HostsRun(PlacedRun):
+    """A run on hosts that are reached by a transport."""
+
+    hosts: tuple[str, ...]
+    """The transport's names of the hosts, in order of node rank."""
+    addresses: tuple[str, ...]
+    """The addresses at which the hosts reach each other."""
+    folders: tuple[str, ...]
+    """The run folder on each host."""
+    python: str
+    """The hosts' interpreter, as a word of a shell."""
+    port: int
+    """Port of the rendezvous on host 0."""
+    root: str
+    """The local folder from which files are copied."""
+    work: str
+    """The hosts' folder to which they are copied."""
+    rsync: bool = False
+    """Whether rsync is installed on all hosts."""
+
+
 def place_of(run: RunDir) -> PlaceConfig | None:
     """The place of a run; None if it is on this machine. Raises ValueError."""
     try:
@@ -104,12 +130,7 @@ class Place(ABC):
         self.placed = placed
 
     @abstractmethod
-    def start(
-        self,
-        variables: Mapping[str, str],
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def start(self, variables: Mapping[str, str], say: Say, cancelled: Check) -> None:
         """Send what the run needs to the place, and start it.
 
         `variables`: environment variables for the ranks; they may be secrets. `say` is called with
@@ -144,12 +165,6 @@ class Place(ABC):
     @abstractmethod
     def release_lifelines(self) -> None:
         """Let the hosts end a run that is not detached, because the kernel has ended."""
-
-    def finish(self, say: Callable[[str], None]) -> None:  # noqa: B027 (most have nothing to do)
-        """After the end of the run, fetch what would be lost, and release what the run occupied.
-
-        `say` is called with what could not be fetched or released. Raises nothing.
-        """
 
     def note_taken(self) -> None:
         """Note that the place has the run. Before, nothing has confirmed that a tool sent it."""

@@ -42,14 +42,7 @@ def machine() -> dict[str, object]:
     here = detect_machine(os.environ)
     price = prices.price_of(here)
     return {
-        "device": here.device,
-        "chips": here.chips,
-        "cores": here.default_cores,
-        "devices_per_chip": here.devices_per_chip,
-        "accelerator_type": here.accelerator_type,
-        "worker": here.worker,
-        "workers": here.workers,
-        "memory": here.memory,
+        "machine": {**dataclasses.asdict(here), "metadata": {}},
         "price": None if price is None else dataclasses.asdict(price),
         "digest": package_digest(),
     }
@@ -87,7 +80,7 @@ def main() -> None:
         "address": address,
         "python": sys.executable,
         "versions": versions(),
-        "machine": machine(),
+        **machine(),
         "folder": folder,
         "chips_seen": bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")),
         "free": shutil.disk_usage(existing(folder)).free,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from tpunb.machine.machine import Machine
 from tpunb.places.config import PlaceConfig
-from tpunb.places.place import Place, PlacedRun
+from tpunb.places.errors import by_host
+from tpunb.places.place import Check, Place, PlacedRun, Say
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, Price
 from tpunb.utils.text import duration
@@ -87,10 +88,8 @@ class Target(ABC):
     def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
         """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
 
-    @property
-    @abstractmethod
-    def place(self) -> PlaceConfig:
-        """The place's entry in `places.toml`."""
+    place: PlaceConfig
+    """The place's entry in `places.toml`."""
 
     @property
     @abstractmethod
@@ -107,9 +106,21 @@ class Target(ABC):
     def local_cores(self) -> int:
         """Ranks of each host."""
 
+    @property
     @abstractmethod
+    def facts(self) -> Mapping[str, Any]:
+        """Fields of one of the hosts as a `Machine`: `chips`, `accelerator_type` and others."""
+
     def machine(self, here: Machine) -> Machine:
         """One of the hosts as a `Machine`, with facts of `here` where the host's are unknown."""
+        return replace(
+            here,
+            platform=self.place.kind,
+            kind=f"place {self.place.name}",
+            device=self.device,
+            generation="",
+            **{"workers": len(self.hosts), **self.facts},
+        )
 
     @abstractmethod
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -139,8 +150,7 @@ class Target(ABC):
 
     def checkpoints(self, run_id: str) -> str | None:
         """Where a run saves checkpoints; None if each host keeps its own."""
-        shared = self.place.settings.checkpoints
-        return f"{shared.rstrip('/')}/{run_id}" if shared else None
+        return self.place.checkpoints(run_id) or None
 
     def notes(self, script: str) -> list[str]:
         """Notes for the user before the run."""
@@ -154,34 +164,54 @@ class Target(ABC):
         """Notes about a run whose checkpoints not all hosts can read."""
 
 
-class PlaceReport(Protocol):
+@dataclass(frozen=True)
+class PlaceReport:
     """The report of `tpunb doctor --on` about a place."""
 
+    place: PlaceConfig
+    lines: tuple[str, ...]
+    """The lines for a terminal, below the first one and above the problems."""
+    found: tuple[tuple[str, str], ...]
+    """Pairs of a subject (a host's name, …) and a problem that prevents a run."""
+    details: Mapping[str, Any]
+    """Further fields of the output of `--json`."""
+    ready: str = ""
+    """The last line, if there is no problem."""
+
     def problems(self) -> list[tuple[str, str]]:
-        """Pairs of a subject (a host's name, …) and a problem that prevents a run."""
+        """Pairs of a subject and a problem that prevents a run."""
+        return list(self.found)
 
     def to_json(self) -> dict[str, Any]:
         """The output of `--json`."""
+        return {
+            "place": self.place.name,
+            "kind": self.place.kind,
+            **self.details,
+            "problems": [{"host": host, "message": what} for host, what in self.found],
+        }
 
     def text(self) -> str:
         """Text for a terminal."""
-
-
-Say = Callable[[str], None]
-"""Called with progress messages for people who wait."""
+        place = self.place
+        last = [f"problem: {line}" for line in by_host(self.found)]
+        if not last and self.ready:
+            last = [f"ready: %%tpu_train --on {place.name} {self.ready}"]
+        return "\n".join([f"place {place.name} ({place.kind}, {place.file})", *self.lines, *last])
 
 
 @dataclass(frozen=True)
-class Kind:
+class PlaceKind:
     """The functions of a kind of place (`kinds.find_kind`)."""
 
-    find_target: Callable[[PlaceConfig, Path, Say, Callable[[], bool]], Target]
+    find_target: Callable[[PlaceConfig, Path, Say, Check], Target]
     """Query the place for everything that a run from this working directory depends on.
 
-    Raises TpunbError if the place cannot take a run, and once the last argument returns True.
+    Raises TpunbError if the place cannot take a run, and Cancelled once the last argument returns
+    True.
     """
     run: type[PlacedRun]
-    open_place: Callable[[RunDir, PlacedRun], Place]
-    """Return the `Place` of a run that is or will be there. Raises TpunbError."""
+    place: type[Place]
+    """Its constructor, with a `RunDir` and the run, may raise TpunbError."""
     inspect: Callable[[PlaceConfig], PlaceReport]
     """Make the report of `tpunb doctor --on`. Raises PlaceError."""

@@ -7,21 +7,25 @@ Nothing is removed on the hosts: runs may have written other files next to them.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
-import inspect
-import io
 import json
 import shlex
-import tarfile
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tpunb.places import remote
+from tpunb.places import archive
 from tpunb.places.check import quote
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.hosts_run import HostsRun
-from tpunb.places.place import Cancelled
-from tpunb.places.transport import Answer, Transport, ask_hosts, find_rsync, run_commands
+from tpunb.places.place import Cancelled, Check, HostsRun, Say
+from tpunb.places.transport import (
+    Answer,
+    Transport,
+    ask_hosts,
+    receiver,
+    remote_command,
+    run_commands,
+)
 from tpunb.utils.text import size
 
 LONGEST = 24 * 3600.0
@@ -62,8 +66,8 @@ def _is_left_out(name: str, rules: Sequence[str]) -> bool:
 def send_files(
     transport: Transport,
     placed: HostsRun,
-    say: Callable[[str], None],
-    cancelled: Callable[[], bool],
+    say: Say,
+    cancelled: Check,
 ) -> None:
     """Copy the files of a place to all hosts. Raises HostsError, and Cancelled."""
     root = Path(placed.root)
@@ -76,7 +80,7 @@ def send_files(
     )
     hosts = range(len(placed.hosts))
     by_rsync = [host for host in hosts if placed.rsync and transport.shell(host) is not None]
-    if by_rsync and find_rsync() is not None:
+    if by_rsync and shutil.which("rsync") is not None:
         _rsync(transport, placed, names, by_rsync, cancelled)
     else:
         _send_changed(transport, placed, names, cancelled)
@@ -87,7 +91,7 @@ def _rsync(
     placed: HostsRun,
     names: list[str],
     hosts: list[int],
-    cancelled: Callable[[], bool],
+    cancelled: Check,
 ) -> None:
     listed = "\0".join(names).encode()
     commands = {}
@@ -107,18 +111,18 @@ def _rsync(
         commands[host] = (command, listed)
     answers = run_commands(placed.hosts, commands, timeout=LONGEST, cancelled=cancelled)
     # All of stderr: rsync's last two lines are the same for every reason.
-    _raise_for(answers, placed, cancelled, lambda answer: answer.errors or answer.problem())
+    whole = {host: replace(a, problem=a.problem and a.errors) for host, a in answers.items()}
+    _raise_for(whole, placed, cancelled)
 
 
 def _raise_for(
     answers: Mapping[int, Answer],
     placed: HostsRun,
-    cancelled: Callable[[], bool],
-    describe: Callable[[Answer], str] = Answer.problem,
+    cancelled: Check,
 ) -> None:
     if cancelled():
         raise Cancelled
-    if problems := [(a.host, describe(a)) for a in answers.values() if a.problem()]:
+    if problems := [(a.host, a.problem) for a in answers.values() if a.problem]:
         raise HostsError(placed.place.name, tuple(problems))
 
 
@@ -128,7 +132,7 @@ def _relative(folder: str) -> str:
 
 
 def _send_changed(
-    transport: Transport, placed: HostsRun, names: list[str], cancelled: Callable[[], bool]
+    transport: Transport, placed: HostsRun, names: list[str], cancelled: Check
 ) -> None:
     root = Path(placed.root)
     hosts = range(len(placed.hosts))
@@ -136,8 +140,7 @@ def _send_changed(
     for name in names:
         status = (root / name).stat()
         here[name] = [status.st_size, int(status.st_mtime)]
-    ask = [inspect.getsource(remote), "differing", placed.work]
-    command = f"exec {placed.python} -c {shlex.join(ask)}"
+    command = remote_command(placed.python, "differing", placed.work)
     listed = json.dumps(here).encode()
     answers = ask_hosts(transport, dict.fromkeys(hosts, (command, listed)), cancelled=cancelled)
     _raise_for(answers, placed, cancelled)
@@ -148,21 +151,8 @@ def _send_changed(
         if not changed:
             continue
         if changed not in packed:
-            packed[changed] = _archive(root, changed)
+            packed[changed] = archive.pack({name: root / name for name in changed}, "gz")
         data = packed[changed]
-        words = [
-            inspect.getsource(remote), "receive", placed.work, str(len(data)),
-            hashlib.sha256(data).hexdigest(),
-        ]  # fmt: skip
-        orders[host] = (f"exec {placed.python} -c {shlex.join(words)}", data)
+        orders[host] = (receiver(placed.python, placed.work, data), data)
     answers = ask_hosts(transport, orders, timeout=LONGEST, cancelled=cancelled)
     _raise_for(answers, placed, cancelled)
-
-
-def _archive(root: Path, names: Sequence[str]) -> bytes:
-    data = io.BytesIO()
-    # Links are sent as the files that they point to, which the hosts lack.
-    with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1, dereference=True) as archive:
-        for name in names:
-            archive.add(root / name, name)
-    return data.getvalue()

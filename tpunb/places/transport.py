@@ -9,19 +9,23 @@ it to the ssh that they start).
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
 import os
-import selectors
 import shlex
-import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+from tpunb.places import remote
 from tpunb.places.config import (
     GcloudMigSettings,
     GcloudTpuSettings,
@@ -30,7 +34,7 @@ from tpunb.places.config import (
 )
 from tpunb.places.errors import PlaceError, as_place_error
 from tpunb.utils import tools
-from tpunb.utils.tools import PATIENCE, ToolError, ToolProblem
+from tpunb.utils.tools import PATIENCE, StoppedError, ToolError, ToolProblem
 
 _DEFAULTS = {
     "serveraliveinterval": ("0", "ServerAliveInterval=5"),
@@ -45,24 +49,27 @@ MOST = tools.MOST
 """The most bytes that a host may answer."""
 
 
-class Transport(Protocol):
+class Transport(ABC):
     """How commands reach the hosts of a place."""
 
     @property
+    @abstractmethod
     def hosts(self) -> tuple[str, ...]:
         """Names of the hosts, for people, in order of node rank."""
 
+    @abstractmethod
     def command(self, host: int, remote: str) -> list[str]:
         """The local command that runs `remote` in a shell on a host."""
 
     def shell(self, host: int) -> tuple[list[str], str] | None:
         """The remote shell for rsync and the host's name; None if rsync cannot be used."""
+        return None
 
-    def reorder(self, order: Sequence[int]) -> None:
+    def reorder(self, order: Sequence[int]) -> None:  # noqa: B027 (most have a fixed order)
         """Give the hosts new node ranks: `order` lists their present ones."""
 
 
-class SshTransport:
+class SshTransport(Transport):
     """Hosts that are reached by plain ssh."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -136,7 +143,7 @@ class _Instance:
         return self.name or (self.instance or "").rpartition("/")[2]
 
 
-class GcloudTpuTransport:
+class GcloudTpuTransport(Transport):
     """The hosts of one TPU VM: their node rank is their worker number."""
 
     def __init__(self, settings: GcloudTpuSettings) -> None:
@@ -165,14 +172,8 @@ class GcloudTpuTransport:
             f"--command={remote}",
         ]  # fmt: skip
 
-    def shell(self, host: int) -> tuple[list[str], str] | None:
-        return None
 
-    def reorder(self, order: Sequence[int]) -> None:
-        """Do nothing: worker i is always host i."""
-
-
-class GcloudMigTransport:
+class GcloudMigTransport(Transport):
     """The VMs of a managed instance group."""
 
     def __init__(self, settings: GcloudMigSettings) -> None:
@@ -201,9 +202,6 @@ class GcloudMigTransport:
             *(["--tunnel-through-iap"] if self._settings.tunnel else []),
             f"--command={remote}",
         ]  # fmt: skip
-
-    def shell(self, host: int) -> tuple[list[str], str] | None:
-        return None
 
     def reorder(self, order: Sequence[int]) -> None:
         self._names = [self._names[index] for index in order]
@@ -254,10 +252,6 @@ class HostProcess:
         self.input = self._process.stdin
         self.output = self._process.stdout
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def send(self, data: bytes) -> None:
         """Write to the command's standard input, unless the command has ended."""
         with contextlib.suppress(OSError, ValueError):
@@ -287,19 +281,10 @@ class HostProcess:
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
         return tools.plain(self._stderr.read().decode("utf-8", "replace")).strip()
 
-    def too_much(self) -> bool:
-        """True if the command has written more to its stderr than is ever kept."""
-        return not self._stderr.closed and os.fstat(self._stderr.fileno()).st_size > MOST
-
-    def kill(self) -> None:
-        """Kill the local process."""
-        with contextlib.suppress(ProcessLookupError):
-            # gcloud starts an ssh of its own.
-            os.killpg(self._process.pid, signal.SIGKILL)
-
     def close(self) -> None:
         """Kill the local process, and with it the connection."""
-        self.kill()
+        with contextlib.suppress(ProcessLookupError):  # gcloud starts an ssh of its own
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         # Only now: a thread may be waiting to write to it, and closing would wait for the thread.
         self.close_input()
@@ -313,131 +298,91 @@ class Answer:
 
     host: str
     returncode: int | None
-    """None if the command was cut off, after the time-out or because it was cancelled."""
+    """None if the command was cut off: after the time-out, because it was cancelled, or because of
+    its output."""
     output: bytes
     errors: str
     started: float
     """Seconds since the epoch, by this machine's clock."""
     ended: float
-    endless: bool = False
-    """It was cut off because of its output."""
-
-    def problem(self) -> str:
-        """Why the command has failed; '' if it has not."""
-        if self.endless:
-            start = tools.quote(self.output[:400].decode("utf-8", "replace"), 100)
-            return f"it has printed more than {MOST / 1e6:g} MB, which begin with {start}"
-        if self.returncode is None:
-            return f"no answer in {self.ended - self.started:.0f} s"
-        if self.returncode:
-            # gcloud adds a line of its own after that of its ssh.
-            return "; ".join(self.errors.splitlines()[-2:]) or f"exit code {self.returncode}"
-        return ""
+    problem: str
+    """Why the command has failed; '' if it has not."""
 
 
 def ask_hosts(
-    transport: Transport,
-    remote: Mapping[int, tuple[str, bytes]],
-    *,
-    timeout: float = PATIENCE,
-    cancelled: Callable[[], bool] = lambda: False,
-    into: Mapping[int, IO[bytes]] = MappingProxyType({}),
+    transport: Transport, remote: Mapping[int, tuple[str, bytes]], **limits: Any
 ) -> dict[int, Answer]:
     """Run a command on several hosts at once, and wait for all of them.
 
-    `remote`: the command and its standard input, keyed by host. Commands that have not ended after
-    `timeout` seconds, or when `cancelled` returns True, are cut off. `into`: files for the output,
-    keyed by host, if it is too long for `Answer.output`.
+    `remote`: the command and its standard input, keyed by host; `limits`: see `run_commands`.
     """
     commands = {
         host: (transport.command(host, command), data) for host, (command, data) in remote.items()
     }
-    return run_commands(transport.hosts, commands, timeout=timeout, cancelled=cancelled, into=into)
+    return run_commands(transport.hosts, commands, **limits)
 
 
 def run_commands(
     names: Sequence[str],
     commands: Mapping[int, tuple[Sequence[str], bytes]],
     *,
-    timeout: float,
-    cancelled: Callable[[], bool],
+    timeout: float = PATIENCE,
+    cancelled: Callable[[], bool] = lambda: False,
     into: Mapping[int, IO[bytes]] = MappingProxyType({}),
 ) -> dict[int, Answer]:
-    """Run local commands, one for each of several hosts; otherwise like `ask_hosts`."""
-    processes: dict[int, HostProcess] = {}
-    inputs = {host: memoryview(data) for host, (_, data) in commands.items()}
-    outputs = {host: bytearray() for host in commands}
-    ended: dict[int, float] = {}
-    endless: set[int] = set()
-    started = time.time()
+    """Run local commands, one for each of several hosts, and wait for all of them.
 
-    def running() -> bool:  # a command may close its output before it ends
-        return any(p.returncode is None for host, p in processes.items() if host not in endless)
+    Commands that have not ended after `timeout` seconds, or when `cancelled` returns True, are cut
+    off. `into`: files for the output, keyed by host, if it is too long for `Answer.output`.
+    """
+    over = threading.Event()
 
-    with selectors.DefaultSelector() as selector:
+    def run(host: int) -> Answer:
+        command, data = commands[host]
+        started = time.time()
+        code, output, errors, problem = None, b"", "", ""
         try:
-            for host, (command, _) in commands.items():
-                processes[host] = process = HostProcess(command)
-                os.set_blocking(process.input.fileno(), False)
-                selector.register(process.output, selectors.EVENT_READ, host)
-                selector.register(process.input, selectors.EVENT_WRITE, host)
-            deadline = time.monotonic() + timeout
-            while (
-                (selector.get_map() or running())
-                and time.monotonic() < deadline
-                and not cancelled()
-            ):
-                for host, process in processes.items():
-                    if host not in endless and (len(outputs[host]) > MOST or process.too_much()):
-                        endless.add(host)
-                        for file in (process.output, process.input):
-                            if not file.closed and file in selector.get_map():
-                                selector.unregister(file)
-                        process.kill()
-                for key, _ in selector.select(0.1 if selector.get_map() else 0.01):
-                    host = key.data
-                    process = processes[host]
-                    if host in endless:
-                        continue
-                    if key.fileobj is process.output:
-                        data = os.read(key.fd, 1 << 16)
-                        if host in into:
-                            into[host].write(data)
-                        else:
-                            outputs[host] += data
-                        if not data:
-                            ended[host] = time.time()
-                            selector.unregister(process.output)
-                        continue
-                    try:
-                        inputs[host] = inputs[host][os.write(key.fd, inputs[host][: 1 << 16]) :]
-                    except BlockingIOError:
-                        continue
-                    except BrokenPipeError:
-                        inputs[host] = memoryview(b"")
-                    if not inputs[host]:
-                        selector.unregister(process.input)
-                        process.close_input()
-            codes = {
-                host: processes[host].returncode if host in ended else None for host in commands
-            }
-            return {
-                host: Answer(
-                    names[host],
-                    codes[host],
-                    bytes(outputs[host]),
-                    process.errors(),
-                    started,
-                    time.time() if codes[host] is None else ended[host],
-                    host in endless,
-                )
-                for host, process in processes.items()
-            }
+            ended = tools.run(
+                command,
+                given=data,
+                timeout=timeout,
+                most=MOST,
+                cancelled=over.is_set,
+                into=into.get(host),
+            )
+            code, output = ended.returncode, ended.output
+            errors = tools.plain(ended.errors[-_TAIL:].decode("utf-8", "replace")).strip()
+            if code:
+                # gcloud adds a line of its own after that of its ssh.
+                problem = "; ".join(errors.splitlines()[-2:]) or f"exit code {code}"
+        except ToolError as error:
+            if error.problem in (ToolProblem.MISSING, ToolProblem.NOT_STARTED):
+                raise PlaceError(str(error)) from None
+            problem = f"no answer in {time.time() - started:.0f} s"
+            if error.problem is ToolProblem.TOO_LONG:
+                start = tools.quote(error.said, 100)
+                problem = f"it has printed more than {MOST / 1e6:g} MB, which begin with {start}"
+        except StoppedError:
+            problem = f"no answer in {time.time() - started:.0f} s"
+        return Answer(names[host], code, output, errors, started, time.time(), problem)
+
+    with futures.ThreadPoolExecutor(len(commands) or 1) as pool:
+        try:
+            asked = {host: pool.submit(run, host) for host in commands}
+            while futures.wait(asked.values(), 0.1).not_done:
+                if cancelled():
+                    over.set()
         finally:
-            for process in processes.values():
-                process.close()
+            over.set()
+    return {host: answer.result() for host, answer in asked.items()}
 
 
-def find_rsync() -> str | None:
-    """The path of rsync on this machine; None if it is not installed."""
-    return shutil.which("rsync")
+def remote_command(python: str, *words: str) -> str:
+    """A command of `remote` for a host's shell; `python`: the interpreter, as a word of it."""
+    return f"{python} -c {shlex.join([inspect.getsource(remote), *words])}"
+
+
+def receiver(python: str, folder: str, data: bytes) -> str:
+    """The command that extracts an archive from its standard input into a folder of a host."""
+    digest = hashlib.sha256(data).hexdigest()
+    return remote_command(python, "receive", folder, str(len(data)), digest)

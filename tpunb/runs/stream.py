@@ -13,9 +13,10 @@ library only.
 from __future__ import annotations
 
 import base64
+import fnmatch
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -34,12 +35,9 @@ _TRACE = re.compile(r"rank-(\d+)\.xplane\.pb", re.ASCII)
 RESULT = "result.json"
 """The result of the whole run, on every host, once host 0 has written it. A host that was cut off
 from host 0 has a result of its own ranks, which names the host that it has lost."""
-
-
-SENT = (
-    "spec.json script.py notebook.json notebook.ipynb env.json parameters.json arguments.pt "
-    "arguments.json given"
-).split()
+INPUTS = ("parameters.json", "arguments.pt", "arguments.json", "given")
+"""Entries of a run folder with values that the run's processes read."""
+SENT = ("spec.json", "script.py", "notebook.json", "notebook.ipynb", "env.json", *INPUTS)
 """Entries of a run folder that exist before the run."""
 ARCHIVE = "more.tar.gz"
 """The archive in `tpunb node --files` with those of them that are not text."""
@@ -132,7 +130,7 @@ class Alive:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Received:
     """The follower has everything that it needs: a host that waits for it may end."""
 
 
@@ -147,7 +145,7 @@ class Stop:
     """Skip the rest of the grace period."""
 
 
-Line = Hello | Append | Replace | End | Start | Stop | Alive | Taken
+Line = Hello | Append | Replace | End | Start | Stop | Alive | Received
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 
@@ -222,6 +220,23 @@ def path_in_union(file: str, node_rank: int, ranks: range) -> str:
     if rank in ranks if rank is not None else node_rank == 0 or file in (*MERGED, *SHARED):
         return file
     return f"hosts/{node_rank}/{file}"
+
+
+def fetched_path(file: str, node_rank: int, ranks: range) -> str | None:
+    """Return the path of a host's file that is fetched, in the folder of the whole run.
+
+    None for files that this folder has, for the whole run.
+    """
+    place = path_in_union(file, node_rank, ranks)
+    own = file.split("/")[0] in OWN or is_streamed(file)
+    return None if own and place == file else place
+
+
+def matches(file: str, patterns: Iterable[str]) -> bool:
+    """True if a pattern, with `*` for anything, matches a file or a folder above it."""
+    parts = file.split("/")
+    paths = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+    return any(fnmatch.fnmatchcase(path, each.rstrip("/")) for path in paths for each in patterns)
 
 
 def _rank_of(file: str) -> int | None:

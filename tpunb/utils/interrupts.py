@@ -5,10 +5,12 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +59,26 @@ def counted_interrupts() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+_lifelines: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_in_children(owner: Any) -> None:
+    """Call `owner.close_pipes()` in every process that this one forks, as long as `owner` exists.
+
+    Its lifeline is this process's alone: a DataLoader worker that outlives this process would keep
+    the pipe open.
+    """
+    _lifelines.add(owner)
+
+
+def _close_in_child() -> None:
+    for owner in _lifelines:
+        owner.close_pipes()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def presses() -> int:

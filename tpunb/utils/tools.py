@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import IO, Any
 
 from tpunb.utils import ansi, interrupts, records
 from tpunb.utils.errors import TpunbError
@@ -37,7 +37,6 @@ _INSTALL = {
     "ssh": "install OpenSSH's client",
     "gcloud": "https://cloud.google.com/sdk/docs/install",
     "kubectl": "https://kubernetes.io/docs/tasks/tools/",
-    "colab": "`uv tool install google-colab-cli` installs it",
 }
 
 
@@ -83,18 +82,44 @@ class Printed:
     errors: str
 
 
-def call(
+@dataclass(frozen=True)
+class Ended:
+    """A tool that has ended: its exit code, and what it has printed."""
+
+    returncode: int
+    output: bytes
+    errors: bytes
+
+
+def call(command: Sequence[str], *, shown: str = "", **options: Any) -> Printed:
+    """Run a tool to its end; see `run`.
+
+    Raises ToolError if it cannot be called, fails, or exceeds a limit, and StoppedError.
+    """
+    shown = shown or shlex.join(command)
+    ended = run(command, shown=shown, **options)
+    output, errors = (
+        plain(each.decode("utf-8", "replace")) for each in (ended.output, ended.errors)
+    )
+    if ended.returncode:
+        said = errors.strip() or output.strip()
+        told = quote(said) if said else describe_exit(ended.returncode)
+        raise ToolError(f"`{shown}` failed: {told}", ToolProblem.FAILED, said)
+    return Printed(output, errors)
+
+
+def run(
     command: Sequence[str],
     *,
     shown: str = "",
     given: bytes | None = None,
     timeout: float = PATIENCE,
     most: int = MOST,
-    gentle: float = 0.0,
     cancelled: Callable[[], bool] = lambda: False,
+    into: IO[bytes] | None = None,
     **options: Any,
-) -> Printed:
-    """Run a tool to its end.
+) -> Ended:
+    """Run a tool to its end, whatever its exit code.
 
     Args:
         command: The tool and its arguments.
@@ -102,23 +127,19 @@ def call(
         given: Its standard input; None: empty.
         timeout: Seconds.
         most: The most bytes that it may print.
-        gentle: Seconds in which an interrupted tool can end by itself, before it is killed.
         cancelled: Returns True once the result is no longer wanted.
+        into: A file for its output, which then has no limit.
         options: Options of `subprocess.Popen`.
 
-    Raises ToolError if it cannot be called, fails, or exceeds a limit, and StoppedError.
+    Raises ToolError if it cannot be called or exceeds a limit, and StoppedError.
     """
-    call = _Call(shown or shlex.join(command), start(command, given=given, **options), most)
+    process = start(command, given=given, **options)
+    call = _Call(shown or shlex.join(command), process, most, into)
     try:
         call.run(given or b"", timeout, cancelled)
     finally:
-        call.end(gentle)
-    output, errors = (plain(bytes(each).decode("utf-8", "replace")) for each in call.printed)
-    if call.process.returncode:
-        said = errors.strip() or output.strip()
-        told = quote(said) if said else describe_exit(call.process.returncode)
-        raise ToolError(f"`{call.shown}` failed: {told}", ToolProblem.FAILED, said)
-    return Printed(output, errors)
+        call.end()
+    return Ended(process.returncode, *map(bytes, call.printed))
 
 
 def start(
@@ -148,11 +169,14 @@ def start(
 class _Call:
     """A tool that is running."""
 
-    def __init__(self, shown: str, process: subprocess.Popen[bytes], most: int) -> None:
+    def __init__(
+        self, shown: str, process: subprocess.Popen[bytes], most: int, into: IO[bytes] | None
+    ) -> None:
         self.shown = shown
         self.process = process
         self.printed = (bytearray(), bytearray())
         self._most = most
+        self._into = into
 
     def run(self, given: bytes, timeout: float, cancelled: Callable[[], bool]) -> None:
         """Pass on its input, and read its output until it has ended."""
@@ -162,9 +186,11 @@ class _Call:
         in_main = threading.current_thread() is threading.main_thread()
         pressed = interrupts.presses()
         with selectors.DefaultSelector() as selector:
-            for file, into in zip((process.stdout, process.stderr), self.printed, strict=True):
+            output, errors = self.printed
+            takers = (self._into.write if self._into else output.extend, errors.extend)
+            for file, take in zip((process.stdout, process.stderr), takers, strict=True):
                 if file is not None:
-                    selector.register(file, selectors.EVENT_READ, into)
+                    selector.register(file, selectors.EVENT_READ, take)
             if process.stdin is not None:
                 os.set_blocking(process.stdin.fileno(), False)
                 selector.register(process.stdin, selectors.EVENT_WRITE)
@@ -185,14 +211,16 @@ class _Call:
                         rest = self._write(selector, rest)
                         continue
                     data = os.read(key.fd, 1 << 16)
-                    key.data.extend(data)
+                    key.data(data)
                     if not data:
                         selector.unregister(key.fileobj)
                 if sum(map(len, self.printed)) > self._most:
+                    begins = self._quoted(self.printed)
                     raise ToolError(
                         f"`{self.shown}` has printed more than {self._most / 1e6:g} MB, and was "
-                        f"ended. Its output begins with {self._quoted(self.printed)}",
+                        f"ended. Its output begins with {begins}",
                         ToolProblem.TOO_LONG,
+                        begins,
                     )
 
     def _write(self, selector: selectors.BaseSelector, rest: memoryview) -> memoryview:
@@ -220,14 +248,10 @@ class _Call:
         first = next((each for each in printed if each), b"")
         return quote(plain(bytes(first[: 4 * _QUOTED]).decode("utf-8", "replace")))
 
-    def end(self, gentle: float) -> None:
+    def end(self) -> None:
         """End it if it has not ended, with the processes that it has started."""
         process = self.process
         if process.poll() is None:
-            if gentle:
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(gentle)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

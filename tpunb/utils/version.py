@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 __version__ = "0.1.0"
+
+PACKAGES = ("torch", "torch_xla")
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of this interpreter, of tpunb and of `PACKAGES`; '' for one not installed."""
+    found = {"python": ".".join(map(str, sys.version_info[:3])), "tpunb": __version__}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
 
 
 @cache

@@ -1,0 +1,69 @@
+"""What tests of every kind of place share: `places.toml`, a shell, the processes of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import RunResult
+
+
+def write_places(folder: Path, **places: Mapping[str, Any]) -> None:
+    """Write `places.toml` with a table for each place."""
+    lines = []
+    for name, table in places.items():
+        lines += [f"[places.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+    (folder / "places.toml").write_text("\n".join([*lines, ""]))
+
+
+def gke_table(**values: Any) -> dict[str, Any]:
+    """A place of two pods, whose host 0 listens at a port that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    known = {"kind": "jobset", "accelerator": "v6e", "topology": "2x4", "image": "image:1"}
+    return {**known, "port": port, **values}
+
+
+def tpunb(folder: Path, env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "tpunb", *words],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def mirrors(run: RunDir) -> list[int]:
+    """The processes that follow a run at a place."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_text().split("\0")
+            if str(run.path) in words and any("mirror.main()" in word for word in words):
+                found.append(int(file.parent.name))
+    return found
+
+
+def result_of(run: RunDir) -> RunResult:
+    """The result of a run that has ended."""
+    result = run.read_result()
+    assert result is not None
+    return result
+
+
+def printed(run: RunDir) -> list[str]:
+    """What the ranks have printed so far, without their numbers."""
+    lines = run.log.read_text().splitlines() if run.log.exists() else []
+    return [line.partition("] ")[2] for line in lines if "[tpunb]" not in line]

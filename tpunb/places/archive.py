@@ -1,0 +1,53 @@
+"""Packs files for hosts, pods and notebooks: those of a run, the user's, and tpunb itself."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpunb.runs.directory import RunDir
+from tpunb.utils.files import PACKAGE_ROOT
+
+
+def pack(entries: Mapping[str, Path | bytes], compression: str = "") -> bytes:
+    """Make a tar archive of files and folders, keyed by path in it; '' for no compression.
+
+    Links are packed as the files that they point to, which the other machine lacks.
+    """
+    data = io.BytesIO()
+    level: dict[str, Any] = {"compresslevel": 1} if compression == "gz" else {}
+    mode: Any = f"w:{compression}"
+    with tarfile.open(fileobj=data, mode=mode, dereference=True, **level) as archive:
+        for name, content in entries.items():
+            if isinstance(content, Path):
+                archive.add(content, name, filter=_without_owner)
+                continue
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return data.getvalue()
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
+    return member
+
+
+def run_files(run: RunDir, names: Iterable[str]) -> dict[str, Path | bytes]:
+    """Those of the named files and folders that a run folder has, as entries of an archive."""
+    return {name: run.path / name for name in names if (run.path / name).exists()}
+
+
+def own_package(left_out: tuple[str, ...] = ()) -> dict[str, Path | bytes]:
+    """Tpunb's own files as entries of an archive, but for folders of the package in `left_out`."""
+    package = Path(PACKAGE_ROOT, "tpunb")
+    skipped = tuple(f"{folder}/" for folder in left_out)
+    names = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*"))}
+    return {
+        f"tpunb/{name}": path
+        for name, path in names.items()
+        if path.is_file() and "__pycache__" not in path.parts and not name.startswith(skipped)
+    }
