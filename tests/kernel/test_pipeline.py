@@ -16,6 +16,7 @@ from tpunb.machine.machine import Machine
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.models import Cell, LeftOut, Snapshot
+from tpunb.places.local import LocalTarget
 from tpunb.runs.spec import Device
 
 CELLS = (
@@ -44,7 +45,8 @@ def request(
 ) -> RunRequest:
     machine = Machine("local", device, 0, "", 8, 2**34)
     options = TRAIN.parse_line(line, {})
-    return RunRequest(options, notebook, machine, cores, spmd, {}, changes, frozenset())
+    here = LocalTarget(machine, {})
+    return RunRequest(options, notebook, machine, cores, spmd, {}, changes, here, frozenset())
 
 
 SMALL = Snapshot((Cell(0, "code", "%%tpu_train\n1", 1),), 0, None, "the test")

@@ -23,13 +23,15 @@ from tpunb.errors import LintError, RankFailedError, TpunbError
 from tpunb.kernel import device, options, pipeline, session, setup
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
+from tpunb.kernel.pipeline import RunRequest
 from tpunb.kernel.resume import find_checkpoints
 from tpunb.kernel.session import Session
 from tpunb.notebook.lint.findings import Finding
+from tpunb.places.local import LocalTarget
 from tpunb.runs import last_run, listing
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import RunSpec, RunState, Stop
 from tpunb.utils import files
 
 
@@ -38,22 +40,15 @@ class FakeRun(Run):
 
     def __init__(self, folder: RunDir, spec: RunSpec, launcher: FakeLauncher) -> None:
         self.dir, self.spec, self.launcher = folder, spec, launcher
-        self.stops: list[tuple[StopCause, StopOrigin | None, bool]] = []
+        self.stops: list[Stop] = []
 
     def events(self) -> Iterator[None]:
         for happens in self.launcher.happens:
             happens()
             yield None
 
-    def stop(
-        self,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        self.stops.append((cause, origin, now))
+    def stop(self, stop: Stop) -> None:
+        self.stops.append(stop)
 
     def result(self) -> RunResult:
         state, spec = self.launcher.state, self.spec
@@ -76,12 +71,12 @@ class FakeLauncher:
     def retire(self) -> None:
         self.calls.append("retire")
 
-    def start(
-        self, folder: RunDir, spec: RunSpec, *args: object, detached: bool, **values: object
+    def begin(
+        self, request: RunRequest, folder: RunDir, spec: RunSpec, *args: object
     ) -> FakeRun | Attached:
         self.calls.append("start")
         files.write_json(folder.spec, spec.to_json())
-        if detached:
+        if request.options.detach:
             return Attached(folder)
         self.run = FakeRun(folder, spec, self)
         return self.run
@@ -250,8 +245,8 @@ def test_a_first_interrupt_stops_the_run_and_a_second_hurries(kernel: Session) -
     kernel.launcher.happens = [nothing, twice, nothing, interrupt]
     train(kernel)
     assert kernel.launcher.run is not None
-    user = (StopCause.USER, StopOrigin.NOTEBOOK)
-    assert kernel.launcher.run.stops == [(*user, False), (*user, True)]
+    stop = session.INTERRUPTED
+    assert kernel.launcher.run.stops == [stop, replace(stop, now=True)]
 
 
 @pytest.mark.parametrize("cell", ["# note\n%%tpu_train\n1", "x = 1\n%%tpu_debug --nan\nx"])
@@ -289,8 +284,9 @@ class TestResume:
     def test_resume_from_a_url_or_folder(self, kernel: Session) -> None:
         Path("kept").mkdir()
         runs, url, path = Path("runs"), "gs://bucket/run", str(Path("kept").absolute())
-        assert find_checkpoints(url, runs, None) == (url, url)
-        assert find_checkpoints("kept", runs, None) == (path, path)
+        here = LocalTarget(kernel.machine(), {})
+        assert find_checkpoints(url, runs, None, here) == (url, url)
+        assert find_checkpoints("kept", runs, None, here) == (path, path)
 
     def test_a_run_without_a_checkpoint(self, kernel: Session) -> None:
         train(kernel, "--name first")
@@ -298,7 +294,9 @@ class TestResume:
             train(kernel, "--resume first")
         [run] = kernel.defaults.runs.iterdir()
         (run / "checkpoints").mkdir()
-        found = find_checkpoints("first", kernel.defaults.runs, None)
+        found = find_checkpoints(
+            "first", kernel.defaults.runs, None, LocalTarget(kernel.machine(), {})
+        )
         assert found == (str(run / "checkpoints"), run.name)
 
     @pytest.mark.parametrize("line", ["--resume last", "--resume", "--resume --cores 2"])
@@ -381,7 +379,7 @@ def test_failed_start_leaves_no_run_folder(
     def full(*args: object, **values: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernel.launcher, "start", full)
+    monkeypatch.setattr(kernel.launcher, "begin", full)
     with pytest.raises(TpunbError, match="nothing was started: No space left on device"):
         train(kernel)
     assert list(kernel.defaults.runs.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -34,13 +34,13 @@ def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
         monkeypatch.setattr(submit, name, MagicMock())
     monkeypatch.setattr(submit, "_prepare", lambda *given: request)
     monkeypatch.setattr(submit.redaction, "redacted_snapshot", lambda snapshot: snapshot)
-    monkeypatch.setattr(submit, "follow", lambda *given, **options: None)
+    monkeypatch.setattr(submit, "follow", lambda *given, **options: 0)
 
-    def start_at(*given: Any, **options: Any) -> Any:
+    def begin(*given: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return MagicMock()
 
-    monkeypatch.setattr(Launcher, "start_at", start_at)
+    monkeypatch.setattr(Launcher, "begin", begin)
     submit.submit(
         tmp_path, None, {}, "pod", tmp_path / "runs", detach=False, dry_run=False, yes=True
     )
@@ -52,6 +52,13 @@ class _Pod:
     """A place with two hosts without TPUs, with two ranks each."""
 
     hosts = ("a", "b")
+    kernel: Mapping[str, str] = {}
+
+    def get_ready(self) -> None:
+        pass
+
+    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[()]]:
+        return dict(asked), ()
 
     def machine(self, here: Machine) -> Machine:
         return here

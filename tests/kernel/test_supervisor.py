@@ -12,7 +12,7 @@ import pytest
 from tests.drivers.kernel import PATIENCE, until
 from tpunb.kernel import supervisor as module
 from tpunb.kernel.supervisor import BorrowedSupervisor, LentSupervisor, SupervisorProcess
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop
 from tpunb.utils import env_vars, files, processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
@@ -94,7 +94,7 @@ def test_stop_reaches_a_supervisor_suspended_by_sigstop(tmp_path: Path) -> None:
     assert process is not None
     os.kill(supervisor.pid, signal.SIGSTOP)
     until(lambda: processes.process_state(process) == "T", "it is stopped")
-    supervisor.stop(tmp_path, StopCause.USER, "enough")
+    supervisor.stop(tmp_path, Stop(reason="enough"))
     until(lambda: processes.process_state(process) != "T", "it goes on")
     supervisor.close(PATIENCE)
 

@@ -19,7 +19,7 @@ from tpunb.kernel.supervisor import detached
 from tpunb.runs import returns, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Output
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop, StopCause
 from tpunb.utils import processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
@@ -64,7 +64,7 @@ def test_two_launchers_run_at_once(driver: Driver, tmp_path: Path) -> None:
         when=says("at work"),
         then=lambda run: (
             inner.append(other.run(["b = 2"], "print(b)")),
-            run.stop(StopCause.USER, "enough"),
+            run.stop(Stop(StopCause.USER, "enough")),
         )[0],
     )
     assert seen.result.state == "interrupted"
@@ -81,7 +81,7 @@ def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None
     server = fork_server(supervisor)
     assert server is not None
     os.kill(server.pid, signal.SIGKILL)
-    first.stop(StopCause.USER, "enough")
+    first.stop(Stop(StopCause.USER, "enough"))
     assert ended(first).state == "interrupted"
     assert ended(second).state == "succeeded"
     driver.launcher.close()
@@ -95,7 +95,7 @@ def test_supervisor_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) 
     seen = driver.run([], "print('other')", env={"PYTHONHASHSEED": "7"})
     assert seen.result.state == "succeeded"
     assert state.run_state(first.dir) == "running"
-    first.stop(StopCause.USER, "enough")
+    first.stop(Stop(StopCause.USER, "enough"))
     assert ended(first).state == "interrupted"
     driver.launcher.retire()
     assert processes.find_process(supervisor) is None

@@ -22,7 +22,7 @@ from tpunb.runs import directory, listing, ownership, returns, state
 from tpunb.runs.arguments import Arguments
 from tpunb.runs.compare import runs as compare
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunState
+from tpunb.runs.spec import RunState, Stop
 from tpunb.utils import files, owners
 from tpunb.utils.owners import _Store as Store
 
@@ -167,7 +167,7 @@ def test_links_in_a_run_folder_are_not_written_to(tmp_path: Path) -> None:
     victim.write_text("mine")
     run.requests.symlink_to(victim)
     with pytest.raises(PermissionError, match="not a regular file"):
-        state.request_stop(run, "asked")
+        state.request_stop(run, Stop(reason="asked"))
     run.lock.unlink()
     run.lock.symlink_to(victim)
     assert not run.is_running()

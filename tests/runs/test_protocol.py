@@ -42,19 +42,18 @@ from tpunb.runs.protocol import (
     RunOver,
     StartAttempt,
     StartRun,
-    StopHosts,
     StopRanks,
     StopRun,
 )
-from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.runs.spec import Stop, StopCause, StopOrigin
 
 MESSAGES = [
     Preload({"HOME": "/home/ä"}, ["/a", "/b"], [0, 3]),
     StartRun("/runs/1", {"A": "b\n"}, "tpu", detached=True),
     StartRun("/runs/1", {}),
     StartRun("/tmp/1", {}, ahead=True),
-    StopRun("/runs/1", StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
-    StopRun("/runs/1", StopCause.KERNEL_GONE, "the kernel has ended"),
+    StopRun("/runs/1", Stop(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True)),
+    StopRun("/runs/1", Stop(StopCause.KERNEL_GONE, "the kernel has ended")),
     Ready(),
     RunFinished("/runs/1"),
     Broken(-9, "last words"),
@@ -84,7 +83,7 @@ MESSAGES = [
     AbandonAttempt(1, "rank h1/3 has failed"),
     AllFinished(),
     RefuseRun("torch: 2.9.0 on h0, but 2.8.0 on h1"),
-    StopHosts(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
+    Stop(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
     HostLost(2, "host h2 was lost", 17.5),
     HostEnded({"state": "succeeded"}, 18.5),
     HostEnded({"state": "succeeded"}, 18.5, [{"optimizer": "SGD"}]),
@@ -115,7 +114,7 @@ def test_messages_survive_encoding() -> None:
         b'{"kind": "RunnerForked"}',
         b'{"kind": "RunnerForked", "pid": "12"}',
         b'{"kind": "RunnerForked", "pid": 12, "more": 1}',
-        b'{"kind": "StopRun", "dir": "/", "cause": "boredom", "reason": ""}',
+        b'{"kind": "StopRun", "dir": "/", "stop": {"cause": "boredom"}}',
         b'{"kind": "\xff"}',
     ],
 )

@@ -18,7 +18,7 @@ from tpunb.errors import TpunbError
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase, Stopping
-from tpunb.runs.spec import PhaseKind, StopOrigin
+from tpunb.runs.spec import PhaseKind, Stop, StopOrigin
 
 
 def age(run: RunDir, seconds: float = 3600.0) -> None:
@@ -115,8 +115,8 @@ class TestStop:
 
     def test_stop_requests_are_private_lines(self, tmp_path: Path) -> None:
         run = made(tmp_path, "x")
-        state.request_stop(run, "one")
-        state.request_stop(run, "two", origin=StopOrigin.COMMAND, now=True)
+        state.request_stop(run, Stop(reason="one"))
+        state.request_stop(run, Stop(reason="two", origin=StopOrigin.COMMAND, now=True))
         assert [json.loads(line) for line in run.requests.read_text().splitlines()] == [
             {"do": "stop", "cause": "interrupt", "reason": "one", "origin": None, "now": False},
             {"do": "stop", "cause": "interrupt", "reason": "two", "origin": "command", "now": True},

@@ -17,6 +17,7 @@ import pytest
 from tests.drivers.kernel import PATIENCE, ROOT, Kernel, Ran, kernel, until
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.spec import Stop
 from tpunb.utils import processes
 
 PRELUDE = "import os, pathlib, sys, time\nrank = lambda: int(os.environ['RANK'])"
@@ -45,7 +46,7 @@ def _nothing_of_another_test(
         nb: Kernel = request.getfixturevalue("nb")
         for run in list_runs(nb.folder / "runs"):
             if state.run_state(run).active:
-                state.request_stop(run, "the test has ended", now=True)
+                state.request_stop(run, Stop(reason="the test has ended", now=True))
         for path in [nb.folder / "go on", *nb.folder.glob("at work *")]:
             path.unlink(missing_ok=True)
         until(lambda: not nb.working(), "no run goes on")

@@ -12,7 +12,7 @@ from tests.drivers.kernel import until
 from tests.support import Driver, fork_server
 from tpunb.kernel.launcher import Run
 from tpunb.runs import state
-from tpunb.runs.spec import FailureKind, StopCause
+from tpunb.runs.spec import FailureKind, Stop, StopCause
 
 IMPORTS = "import ctypes, multiprocessing, os, resource, signal, sys, time, warnings"
 OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
@@ -149,7 +149,7 @@ def test_stop_reaches_a_run_whose_fork_server_is_suspended(driver: Driver) -> No
     run, _ = driver.start([], "print('never')", ranks=1)
     assert isinstance(run, Run)
     until(lambda: state.run_state(run.dir) == "running", "it has begun")
-    run.stop(StopCause.USER, "enough")
+    run.stop(Stop(StopCause.USER, "enough"))
     for _ in run.events():
         continue
     assert run.result().state == "interrupted"

@@ -20,7 +20,7 @@ from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Output, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import FailureKind, RunState, StopCause
+from tpunb.runs.spec import FailureKind, RunState, Stop, StopCause
 from tpunb.utils import files, processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
@@ -137,7 +137,7 @@ class TestThatWorks:
             "try:\n    print('first')\n    time.sleep(600)\nfinally:\n    print('part', end='')",
             ranks=1,
             when=says("first", 1),
-            then=lambda run: run.stop(StopCause.USER, "seen"),
+            then=lambda run: run.stop(Stop(StopCause.USER, "seen")),
         )
         assert seen.result.state == "interrupted"
         assert seen.log == ["[0] first", "[0] part"]
@@ -552,7 +552,7 @@ class TestStops:
             ["import time"],
             f"print('at work')\n{work}",
             when=says("at work"),
-            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+            then=lambda run: run.stop(Stop(StopCause.USER, "interrupted")),
             grace=1.0 if work == self.NATIVE else 600.0,
         )
         assert seen.result.state == "interrupted"
@@ -582,7 +582,7 @@ class TestStops:
                 raise
             """,
             when=says("at work"),
-            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+            then=lambda run: run.stop(Stop(StopCause.USER, "interrupted")),
         )
         assert seen.result.state == "interrupted"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
@@ -597,7 +597,7 @@ class TestStops:
             time.sleep(600)
             """,
             when=says("at work"),
-            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+            then=lambda run: run.stop(Stop(StopCause.USER, "interrupted")),
             grace=0.3,
         )
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT", "SIGTERM", "SIGKILL"]
@@ -607,7 +607,7 @@ class TestStops:
         def freeze_and_stop(run) -> None:  # type: ignore[no-untyped-def]
             for process in below(driver):
                 os.kill(process.pid, signal.SIGSTOP)
-            run.stop(StopCause.USER, "interrupted")
+            run.stop(Stop(StopCause.USER, "interrupted"))
 
         seen = driver.run(
             ["import time"],
@@ -624,7 +624,7 @@ class TestStops:
             ["import time\ntime.sleep(600)"],
             "print('never')",
             when=lambda event: isinstance(event, Phase),
-            then=lambda run: run.stop(StopCause.USER, "interrupted"),
+            then=lambda run: run.stop(Stop(StopCause.USER, "interrupted")),
         )
         assert seen.result.state == "interrupted"
         assert not seen.of(RanksStarted)
@@ -775,7 +775,7 @@ class TestOthersAsk:
     def test_second_stop_request_skips_the_grace_period(self, driver: Driver) -> None:
         def twice(run: Run) -> None:
             files.append_text(run.dir.requests, "what is this?\n[1]\n")  # changes nothing
-            state.request_stop(run.dir, "once")
+            state.request_stop(run.dir, Stop(reason="once"))
             until(lambda: state.run_state(run.dir) == "stopping", "the first step")
             [line, last] = state.stop_run(run.dir, "twice")
             assert line.endswith(
@@ -807,7 +807,7 @@ class TestTheQueue:
         [line] = [line for line in state.stop_run(third.dir, "not needed") if "has ended" in line]
         assert "interrupted (not needed)" in line
         assert state.run_state(first.dir) == "running"
-        state.request_stop(first.dir, "next")
+        state.request_stop(first.dir, Stop(reason="next"))
         assert ended(first).state == "interrupted"
         seen = [event for event in second.events() if isinstance(event, Phase)]
         since = time.strftime("%H:%M", time.localtime(first.dir.spec.stat().st_mtime))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import Driver
 from tpunb.runs.events import Note, RanksStarted, Stopping
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop, StopCause
 
 TRAIN = """
     import os, time, torch, torch_xla, tpunb
@@ -93,7 +93,7 @@ def test_stop_is_not_retried(driver: Driver) -> None:
         retries=5,
         grace=0.5,
         when=lambda event: isinstance(event, RanksStarted),
-        then=lambda run: run.stop(StopCause.USER, "enough"),
+        then=lambda run: run.stop(Stop(StopCause.USER, "enough")),
     )
     assert (seen.result.state, seen.result.attempts) == ("interrupted", 1)
     assert len(seen.of(RanksStarted)) == 1

@@ -20,11 +20,6 @@ def refuse_options(target: Target, options: TrainOptions) -> None:
             raise TpunbError(f"{options.written(name.replace('_', '-'))}: {why}")
 
 
-def describe(target: Target | None, options: TrainOptions) -> list[str]:
-    """Return lines for the user; none for a run on this machine."""
-    return [] if target is None else target.estimate.describe(options.timeout)
-
-
 def confirm(
     target: Target,
     options: TrainOptions,

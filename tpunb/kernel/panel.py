@@ -37,13 +37,13 @@ from tpunb.display.front_end import (
     current_front_end,
 )
 from tpunb.display.run_view import RunView, relative_path
-from tpunb.kernel.launcher import Attached, Run
+from tpunb.kernel.launcher import Attached, Run, show_events
 from tpunb.runs import logs, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, Metric
 from tpunb.runs.metrics import MetricSeries
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunSpec, RunState, StopOrigin
+from tpunb.runs.spec import RunSpec, RunState, Stop, StopOrigin
 from tpunb.utils.ansi import strip_ansi
 
 PROBE_AFTER = (0.0, 0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -131,10 +131,7 @@ def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
         view.tick()
         if panel.is_open:
             panel.reserve_place()  # right below the card: lines come before the front end answers
-        for event in run.events():
-            for shown in (view, panel):
-                shown.tick() if event is None else shown.show(event)
-            yield
+        yield from show_events(run, view, panel)
 
 
 class BackgroundPanel:
@@ -169,7 +166,9 @@ def _log_line(run: RunDir) -> dict[str, Any]:
 def _press_stop(run: RunDir) -> None:
     """Request a stop; if the run is already stopping, skip the rest of its grace period."""
     now = state.run_state(run) is RunState.STOPPING
-    state.request_stop(run, "stopped with its button", origin=StopOrigin.HANDLE, now=now)
+    state.request_stop(
+        run, Stop(reason="stopped with its button", origin=StopOrigin.HANDLE, now=now)
+    )
 
 
 class _Probe:

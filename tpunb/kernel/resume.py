@@ -16,26 +16,19 @@ if TYPE_CHECKING:
 
 
 def find_checkpoints(
-    resume: str, runs: Path, notebook: str | None, target: Target | None = None
+    resume: str, runs: Path, notebook: str | None, target: Target
 ) -> tuple[str, str]:
     """Return the checkpoints that `--resume` names, and the id of their run.
 
     If `resume` is a folder or URL, return it twice. `notebook`: the path of the notebook, for
-    `last`; `target`: the hosts that must find the checkpoints. Raises TpunbError.
+    `last`; `target`: what must find the checkpoints. Raises TpunbError.
     """
     if "://" in resume:
         return resume, resume
-    if Path(resume).is_dir() or (target is not None and resume.startswith("/")):
+    if Path(resume).is_dir() or (target.hosts and resume.startswith("/")):
         return (str(Path(resume).absolute()),) * 2
     run = _latest_saved(runs, notebook) if resume == LAST else directory.find_run(runs, resume)
-    if target is not None:
-        return target.resume(run), run.id
-    if not run.checkpoints.is_dir():
-        raise TpunbError(
-            f"run {run.id} has no checkpoint to continue from: a train cell writes them with "
-            "`tpunb.save(state, step)`"
-        )
-    return str(run.checkpoints), run.id
+    return target.resume(run), run.id
 
 
 def _latest_saved(runs: Path, notebook: str | None) -> RunDir:

@@ -51,8 +51,8 @@ from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import Device, Price, RunState
-from tpunb.runs.stream import End, Line, Start, Stop
+from tpunb.runs.spec import Device, Price, RunState, Stop
+from tpunb.runs.stream import End, Line, Start
 from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineBuffer

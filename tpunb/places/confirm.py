@@ -37,6 +37,8 @@ def confirm_cost(
 
 def _cost_warning(target: Target, timeout: float | None, runs: int) -> str | None:
     """That the runs may cost more than `ask_above`; None if they cannot."""
+    if not target.place_name:
+        return None  # this machine is paid for in any case
     allowed, estimate = target.place.settings.ask_above, target.estimate
     most = estimate.most(timeout)
     if allowed is None or runs < 1 or (most is not None and runs * most <= allowed):

@@ -38,8 +38,8 @@ from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
-from tpunb.runs.spec import Device, PhaseKind, Price, RunState, StopCause
-from tpunb.runs.stream import Append, End, Line, Replace, Stop
+from tpunb.runs.spec import Device, PhaseKind, Price, RunState, Stop, StopCause
+from tpunb.runs.stream import Append, End, Line, Replace
 from tpunb.utils import env_vars, records, secrets
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration, size

@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.kinds import open_place
@@ -32,9 +31,8 @@ from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase, RanksStarted
 from tpunb.runs.result import Failure, RunResult, signal_name
-from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
-from tpunb.runs.spec import Stop as StopReason
-from tpunb.runs.stream import Append, End, Hello, Replace, Stop
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, Stop, StopCause
+from tpunb.runs.stream import Append, End, Hello, Replace
 from tpunb.utils import files, interrupts, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineTail
@@ -103,17 +101,9 @@ class MirrorProcess:
             return files.read_end(self.run.path / LOG, _TAIL).decode("utf-8", "replace").strip()
         return ""
 
-    def stop(
-        self,
-        folder: Path,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        """Begin the shutdown sequence of the run; `now` skips the rest of the grace period."""
-        state.request_stop(self.run, reason, origin=origin, now=now)
+    def stop(self, folder: Path, stop: Stop) -> None:
+        """Begin the shutdown sequence of the run, or continue it without a grace period."""
+        state.request_stop(self.run, stop)
 
     def close_pipes(self) -> None:
         """Close the lifeline."""
@@ -209,17 +199,7 @@ class Mirror:
 
     def _look_for_stops(self) -> Iterator[Stop]:
         """Yield the stops requested since the last call."""
-        for line in self._requests.read():
-            with contextlib.suppress(ValueError):
-                request: Any = records.parse(line)
-                if isinstance(request, dict) and request.get("do") == "stop":
-                    origin = request.get("origin")
-                    yield Stop(
-                        StopCause.USER,
-                        str(request.get("reason", "")),
-                        StopOrigin(origin) if origin else None,
-                        now=bool(request.get("now")),
-                    )
+        yield from state.read_stops(self._requests)
         if self._lifeline and select.select([0], [], [], 0)[0] and not os.read(0, 4096):
             self._lifeline = False
             yield Stop(StopCause.KERNEL_GONE, "the kernel has ended")
@@ -254,7 +234,8 @@ class Mirror:
             return False
         except (TpunbError, OSError) as error:
             problems = error.problems if isinstance(error, HostsError) else ((None, str(error)),)
-            failures = tuple(_failure(FailureKind.REFUSED, what, host) for host, what in problems)
+            refused = FailureKind.REFUSED
+            failures = tuple(Failure.of(refused, what, host=host) for host, what in problems)
             self._finish_without_hosts(failures)
             return False
         self._missing = set(range(len(self.spec.hosts)))
@@ -365,11 +346,11 @@ class Mirror:
         whole = next((result for result in found if result is not None), None)
         names = self.spec.hosts
         lost = tuple(
-            _failure(FailureKind.HOST_LOST, f"{names[host]} was lost: {reason}", names[host])
+            Failure.of(FailureKind.HOST_LOST, f"{names[host]} was lost: {reason}", host=names[host])
             for host, reason in self._gone.items()
         )
         refused = tuple(
-            _failure(FailureKind.REFUSED, f"{names[host]}: {reason}", names[host])
+            Failure.of(FailureKind.REFUSED, f"{names[host]}: {reason}", host=names[host])
             for host, reason in self._refused.items()
         )
         if whole is None:
@@ -416,7 +397,7 @@ class Mirror:
             returncode=1,
             failures=failures,
             reason="" if stop is None else stop.reason,
-            stop=None if stop is None else StopReason(stop.cause, stop.origin),
+            stop=None if stop is None else stop.without_reason(),
             spmd=self.spec.spmd,
             resumed_from=self.spec.resumed_from,
             price=None if self._merge.phase is None else self.spec.price,
@@ -429,23 +410,6 @@ class Mirror:
             self.run.write_result(result)
         self.run.emit(Phase(PhaseKind.ENDED, result.state))
         self.run.emit(Ended(result.state))
-
-
-def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
-    return Failure(
-        rank=None,
-        pid=None,
-        exitcode=None,
-        signal=None,
-        type="Lost" if kind is FailureKind.HOST_LOST else "Refused",
-        message=message,
-        cell=None,
-        line=None,
-        traceback="",
-        time=time.time(),
-        kind=kind,
-        host=host,
-    )
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from tpunb.machine.environment import Change
 from tpunb.machine.machine import Machine
 from tpunb.places.config import PlaceConfig
 from tpunb.places.place import Place, PlacedRun
@@ -70,10 +71,23 @@ class Estimate:
 class Target(ABC):
     """A place that can take a run: everything that a run depends on before it starts."""
 
+    kernel: Mapping[str, str] = MappingProxyType({})
+    """The kernel's environment, as far as a run gets it."""
+
     @property
     def estimate(self) -> Estimate:
         """What a run will cost or use; found out when the place was queried."""
         return Estimate()
+
+    @property
+    def price(self) -> Price | None:
+        """The price of an hour; None if it is not known."""
+        return self.estimate.price
+
+    @property
+    def place_name(self) -> str:
+        """The place's name; '' for this machine."""
+        return self.place.name
 
     @property
     def cannot(self) -> Mapping[str, str]:
@@ -95,7 +109,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def hosts(self) -> tuple[str, ...]:
-        """Names of the hosts, for people, in order of node rank."""
+        """Names of the hosts, for people, in order of node rank; () for this machine."""
 
     @property
     @abstractmethod
@@ -110,6 +124,19 @@ class Target(ABC):
     @abstractmethod
     def machine(self, here: Machine) -> Machine:
         """One of the hosts as a `Machine`, with facts of `here` where the host's are unknown."""
+
+    def get_ready(self) -> None:  # noqa: B027 (places have nothing to prepare)
+        """Prepare for a run whose options are checked, before its notebook is converted.
+
+        Raises TpunbError if that is not possible.
+        """
+
+    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[Change, ...]]:
+        """The variables for the ranks, `asked` (`--env`) among them, and what was changed for it.
+
+        At a place: in addition to the hosts' own.
+        """
+        return dict(asked), ()
 
     @abstractmethod
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:

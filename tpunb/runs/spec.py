@@ -140,12 +140,25 @@ class FailureKind(_Word):
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run was stopped and, if a user stopped it, in which way."""
+    """Why a run is stopped and, if a user stops it, in which way."""
 
-    cause: StopCause
-    """Why the ranks were stopped."""
+    cause: StopCause = StopCause.USER
+    """Why the ranks are stopped."""
+    reason: str = ""
+    """The reason as text."""
     origin: StopOrigin | None = None
     """The way in which a user requested the stop; None if no user did."""
+    now: bool = False
+    """Skip the rest of the grace period."""
+
+    @property
+    def for_failed_peer(self) -> bool:
+        """True if the ranks are stopped because one of them has failed, or a host was lost."""
+        return self.cause in (StopCause.PEER_FAILED, StopCause.HOST_LOST)
+
+    def without_reason(self) -> Stop:
+        """Return what results and events record as data; they have the reason as text."""
+        return Stop(self.cause, origin=self.origin)
 
 
 @dataclass(frozen=True)

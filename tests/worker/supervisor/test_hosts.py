@@ -25,9 +25,8 @@ from tpunb.runs.protocol import (
     RefuseRun,
     RunOver,
     StartAttempt,
-    StopHosts,
 )
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop, StopCause
 from tpunb.worker.supervisor.hosts import (
     Decisions,
     Leader,
@@ -36,7 +35,7 @@ from tpunb.worker.supervisor.hosts import (
 )
 
 NAMES = ("h0", "h1", "h2")
-STOP = StopHosts(StopCause.USER, "enough")
+STOP = Stop(StopCause.USER, "enough")
 
 
 class Made:
@@ -144,9 +143,9 @@ def test_failure_ends_an_attempt_once_and_all_hosts_retry(made: Made) -> None:
 def test_stop_is_sent_to_all_hosts_once_and_again_if_hurried(made: Made) -> None:
     made.run()
     made.say(2, STOP)
-    made.say(1, StopHosts(StopCause.USER, "me too"))
+    made.say(1, Stop(StopCause.USER, "me too"))
     assert made.all_news() == [STOP]
-    hurry = StopHosts(StopCause.USER, "now", now=True)
+    hurry = Stop(StopCause.USER, "now", now=True)
     made.say(1, hurry)
     assert made.all_news() == [hurry]
 
@@ -171,7 +170,7 @@ def test_early_end_of_a_host_stops_the_others(made: Made) -> None:
     made.all_news()
     made.say(1, HostEnded({}, 0.0))
     (stop,) = made.all_news()
-    assert stop == StopHosts(StopCause.PEER_FAILED, "h1 has ended before the others")
+    assert stop == Stop(StopCause.PEER_FAILED, "h1 has ended before the others")
 
 
 def test_silent_host_is_lost_and_the_others_are_notified(made: Made) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import resource
@@ -28,8 +27,6 @@ from tpunb.runs.protocol import (
     JoinHosts,
     Message,
     StartRun,
-    StopHosts,
-    StopRun,
 )
 from tpunb.runs.spec import PhaseKind, RunSpec, Stop, StopCause, StopOrigin
 from tpunb.runs.state import request_stop
@@ -107,8 +104,8 @@ def test_queue_that_cannot_be_read_does_not_block_runs(
 
 def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
     queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
-    stop = Stop(StopCause.USER, StopOrigin.COMMAND)
-    queued.cancel(stop, "not needed")
+    stop = Stop(StopCause.USER, origin=StopOrigin.COMMAND)
+    queued.cancel(replace(stop, reason="not needed"))
     result = queued.dir.read_result()
     assert result is not None
     assert (result.state, result.stop, result.reason) == ("interrupted", stop, "not needed")
@@ -118,7 +115,7 @@ def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
 
 def test_result_that_cannot_be_written_does_not_end_the_supervisor(queued: QueuedRun) -> None:
     queued.dir.result.mkdir()
-    queued.cancel(Stop(StopCause.USER), "not needed")
+    queued.cancel(Stop(reason="not needed"))
     assert isinstance(queued.dir.read_events()[-1], Ended)
 
 
@@ -126,12 +123,11 @@ def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
     assert list(queued.stop_requests()) == []
     files.append_text(queued.dir.requests, 'what is this?\n[1]\n{"do": "dance"}\n')
     files.append_text(queued.dir.requests, "[" * 100_000 + "\n")
-    request_stop(queued.dir, "once", origin=StopOrigin.HANDLE)
-    files.append_text(queued.dir.requests, json.dumps({"do": "stop", "origin": "a bird"}) + "\n")
-    folder = str(queued.dir.path)
+    request_stop(queued.dir, Stop(reason="once", origin=StopOrigin.HANDLE))
+    files.append_text(queued.dir.requests, '{"do": "stop", "origin": "a bird"}\n{"do": "stop"}\n')
     assert list(queued.stop_requests()) == [
-        StopRun(folder, StopCause.USER, "once", StopOrigin.HANDLE, now=False),
-        StopRun(folder, StopCause.USER, "", None, now=False),  # has it seen the first one?
+        Stop(StopCause.USER, "once", StopOrigin.HANDLE),
+        Stop(),
     ]
 
 
@@ -202,9 +198,9 @@ def test_stop_on_a_host_with_a_queued_run_reaches_host_0(
         # More than fits into the buffers of a connection, so that the stop is still unsent.
         text = "x" * 8_000_000
         queued.hosts.say(HostHere({"packages": text}))
-        cancelling = threading.Thread(target=queued.cancel, args=(Stop(StopCause.USER), "enough"))
+        cancelling = threading.Thread(target=queued.cancel, args=(Stop(reason="enough"),))
         cancelling.start()
-        heard = await_words(leader, StopHosts(StopCause.USER, "enough"))
+        heard = await_words(leader, Stop(StopCause.USER, "enough"))
         while not leader.over:
             leader.step(idle=False)
             heard += leader.hear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,6 @@ from tpunb.worker.supervisor.outcome import (
     LONGEST,
     ProcessExit,
     RunObservation,
-    StopRecord,
     build_result,
     merge_results,
     with_source,
@@ -52,7 +52,9 @@ def result_of(
     for rank, error in (errors or {}).items():
         run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
         files.write_json(run.error(0, rank), error)
-    stop = None if cause is None else StopRecord(Stop(cause), "enough", NOW)
+    stop = None if cause is None else Stop(cause, "enough")
+    if stop is not None:
+        seen["stopped"] = NOW
     observation = RunObservation(NOW - 9, NOW + 1, list(exits), stop, 0, None, None, **seen)
     return build_result(run, SPEC, observation)
 
@@ -198,7 +200,7 @@ def test_failure_kind_without_an_exception(
 
 
 def test_hang_comes_before_failures_caused_by_its_stop(tmp_path: Path) -> None:
-    hang = Failure(None, None, None, None, "Hang", "", None, None, "", NOW, kind=FailureKind.HANG)
+    hang = Failure.of(FailureKind.HANG, "", time=NOW)
     end = ProcessExit(0, 11, 1, NOW - 1)
     result = result_of(tmp_path, end, cause=StopCause.HUNG, hang=hang)
     assert result.state == "hung"
@@ -268,6 +270,8 @@ class TestSeveralHosts:
     def part(self, folder: Path, node_rank: int, *exits: ProcessExit, **seen: object) -> RunResult:
         run = directory.create_run(folder, "n")
         stop = seen.pop("stop", None)
+        if stop is not None:
+            seen.setdefault("stopped", NOW)
         for rank, error in seen.pop("errors", {}).items():  # type: ignore[attr-defined]
             run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
             files.write_json(run.error(0, rank), error)
@@ -281,13 +285,13 @@ class TestSeveralHosts:
         return [ProcessExit(rank, 10 + rank, code, NOW + at, 100 + rank) for rank in ranks]
 
     def test_merged_result_has_failures_and_memory_of_all_hosts(self, tmp_path: Path) -> None:
-        stop = StopRecord(Stop(StopCause.PEER_FAILED), "rank h1/2 has failed", NOW + 0.5)
-        own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop)
+        stop = Stop(StopCause.PEER_FAILED, "rank h1/2 has failed")
+        own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop, stopped=NOW + 0.5)
         assert own.failures == ()  # it is stopped for one of another host
         exits = self.ends(2, code=1) + self.ends(3)
         errors = {2: {**VALUE, "time": NOW}}
-        other = self.part(tmp_path, 1, *exits, stop=stop, errors=errors)
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        other = self.part(tmp_path, 1, *exits, stop=stop, stopped=NOW + 0.5, errors=errors)
+        whole = merge_results(own, stop, NOW + 0.5, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "failed"
         assert whole.returncode == 1
         assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 2)]
@@ -295,21 +299,18 @@ class TestSeveralHosts:
 
     def test_merged_failures_are_ordered_by_the_clock_of_host_0(self, tmp_path: Path) -> None:
         """Host 1's clock is 60 s ahead."""
-        stop = StopRecord(Stop(StopCause.PEER_FAILED), "a rank has failed", NOW + 2)
+        stop = Stop(StopCause.PEER_FAILED, "a rank has failed")
         own = self.part(
             tmp_path, 0, *self.ends(0, code=1, at=1.0), errors={0: {**VALUE, "time": NOW + 1.0}}
         )
         later = {2: {**VALUE, "time": NOW + 60.0}}
         other = self.part(tmp_path, 1, *self.ends(2, code=1, at=60.0), errors=later)
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 60.0)])
+        whole = merge_results(own, stop, NOW + 2, [HostEnded(other.to_json(), 60.0)])
         assert [failure.host for failure in whole.failures] == ["h1", "h0"]
 
     def test_lost_host_comes_before_failures_it_caused(self, tmp_path: Path) -> None:
-        gone = Failure(
-            None, None, None, None, "Lost", "host h1 was lost", None, None, "", NOW - 1,
-            kind=FailureKind.HOST_LOST, host="h1",
-        )  # fmt: skip
-        stop = StopRecord(Stop(StopCause.HOST_LOST), "host h1 was lost", NOW)
+        gone = Failure.of(FailureKind.HOST_LOST, "host h1 was lost", time=NOW - 1, host="h1")
+        stop = Stop(StopCause.HOST_LOST, "host h1 was lost")
         own = self.part(
             tmp_path,
             0,
@@ -318,26 +319,26 @@ class TestSeveralHosts:
             host_failures=(gone,),
             errors={0: {**VALUE, "time": NOW - 0.5}},
         )
-        whole = merge_results(own, stop, [])
+        whole = merge_results(own, stop, NOW, [])
         assert whole.state == "failed"
         assert [failure.kind for failure in whole.failures] == ["host_lost", "exception"]
         assert whole.headline() == "host h1 was lost"
 
     def test_stop_of_all_hosts_gives_one_interrupted_result(self, tmp_path: Path) -> None:
-        stop = StopRecord(Stop(StopCause.USER), "enough", NOW)
+        stop = Stop(StopCause.USER, "enough")
         interrupted = {
             rank: ProcessExit(rank, 1, 130, NOW + 0.1, signals_sent=frozenset({"SIGINT"}))
             for rank in range(4)
         }
         own = self.part(tmp_path, 0, interrupted[0], interrupted[1], stop=stop)
         other = self.part(tmp_path, 1, interrupted[2], interrupted[3], stop=stop)
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        whole = merge_results(own, stop, NOW, [HostEnded(other.to_json(), 0.0)])
         assert (whole.state, whole.failures, whole.reason) == ("interrupted", (), "enough")
 
     def test_success_needs_the_ranks_of_every_host(self, tmp_path: Path) -> None:
         own = self.part(tmp_path, 0, *self.ends(0, 1))
         other = self.part(tmp_path, 1, *self.ends(2))  # nothing is known of rank 3
-        whole = merge_results(own, None, [HostEnded(other.to_json(), 0.0)])
+        whole = merge_results(own, None, math.inf, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "failed"
         assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 3)]
 
@@ -351,7 +352,7 @@ class TestSeveralHosts:
             write_models(run.models(0, 0), [model])
             other = replace(model, parameters=(replace(weight, values=(second,)),))
             ended = HostEnded(parts[1].to_json(), 0.0, to_json([other]))
-            return merge_results(parts[0], None, [ended]).different_models
+            return merge_results(parts[0], None, math.inf, [ended]).different_models
 
         assert merged(1.0, 1.0) is None
         found = merged(1.0, 2.0)
@@ -361,14 +362,12 @@ class TestSeveralHosts:
     def test_hang_report_lists_the_ranks_of_all_hosts(self, tmp_path: Path) -> None:
         def hang(where: str) -> Failure:
             message = f"no activity for 300 s:\n{where}\nGive it more time."
-            return Failure(
-                None, None, None, None, "Hang", message, 3, 4, where, NOW, kind=FailureKind.HANG
-            )
+            return Failure.of(FailureKind.HANG, message, cell=3, line=4, traceback=where, time=NOW)
 
-        stop = StopRecord(Stop(StopCause.HUNG), "no activity", NOW)
+        stop = Stop(StopCause.HUNG, "no activity")
         own = self.part(tmp_path, 0, stop=stop, hang=hang("ranks 0, 1: in xm.mark_step"))
         other = self.part(tmp_path, 1, stop=stop, hang=hang("rank 2: a\nrank 3: b"))
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        whole = merge_results(own, stop, NOW, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "hung"
         (failure,) = whole.failures
         assert failure.message == (

@@ -225,14 +225,14 @@ def test_failure_of_a_rank_stops_the_others(one_run: Callable[..., OneRun]) -> N
 def test_stop_records_its_cause_and_origin(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
     run.start()
-    run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.HANDLE)
-    run.supervision.stop(StopCause.KERNEL_GONE, "too late to be the cause")
+    run.supervision.stop(Stop(StopCause.USER, "enough", origin=StopOrigin.HANDLE))
+    run.supervision.stop(Stop(StopCause.KERNEL_GONE, "too late to be the cause"))
     run.pass_time(1.0)
     run.exit_rank(0, -INT)
     run.exit_rank(1, -INT)
     run.exit_runner(1)
     result = run.finish()
-    stop = Stop(StopCause.USER, StopOrigin.HANDLE)
+    stop = Stop(StopCause.USER, origin=StopOrigin.HANDLE)
     assert (result.state, result.reason, result.stop) == ("interrupted", "enough", stop)
     assert [(event.step, event.stop) for event in run.events(Stopping)] == [("SIGINT", stop)]
     assert json.loads(run.dir.result.read_text())["stop"] == {
@@ -246,10 +246,10 @@ def test_stop_waits_the_grace_period_unless_hurried(
 ) -> None:
     run = one_run(grace=20.0)
     run.start(dies_of=TERM)
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     run.pass_time(19.0)
     assert [event.step for event in run.events(Stopping)] == ["SIGINT"]
-    run.supervision.stop(StopCause.USER, "now", now=True)
+    run.supervision.stop(Stop(StopCause.USER, "now", now=True))
     run.pass_time(0.5)
     assert [event.step for event in run.events(Stopping)] == ["SIGINT", "SIGTERM"]
     assert RANK_0 not in run.world.deadly
@@ -262,7 +262,7 @@ def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(
     run = one_run()
     run.supervision.begin()
     run.fork_runner()
-    run.supervision.stop(StopCause.USER, "enough", now=True)
+    run.supervision.stop(Stop(StopCause.USER, "enough", now=True))
     run.world.zombies.add(RUNNER.pid)
     assert not run.pass_time(2.0)
     run.world.zombies.clear()
@@ -273,7 +273,7 @@ def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(
 
 def test_stop_before_the_run_begins(one_run: Callable[..., OneRun]) -> None:
     run = one_run()
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     run.supervision.begin()
     assert run.forks == []
     assert run.finish().state == "interrupted"
@@ -288,7 +288,7 @@ def test_stop_reaches_processes_forked_meanwhile(
     if forked == "ranks":
         run.fork_runner()
         run.world.deadly[RUNNER] = {KILL}  # it forks ranks, and does not answer meanwhile
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     if forked == "runner":
         run.fork_runner()
     else:
@@ -360,7 +360,7 @@ def test_stop_during_stack_collection_is_carried_out_at_once(
     hang(run)
     run.pass_time(stacks._WAIT / 2)
     assert run.world.sent == []  # the supervision has not waited for the stacks, nor the ranks yet
-    run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.COMMAND)
+    run.supervision.stop(Stop(StopCause.USER, "enough", origin=StopOrigin.COMMAND))
     run.pass_time(0.25)
     assert {(rank.pid, INT) for rank in (RANK_0, RANK_1)} == set(run.world.sent)
     run.exit_rank(0, -INT)
@@ -456,7 +456,7 @@ def test_a_retry_forgets_the_attempt_before(one_run: Callable[..., OneRun]) -> N
     run.fork_ranks(1, LATE_0, LATE_1)
     assert len(run.events(RanksStarted)) == 2
     assert run.events(Note)[0].text.endswith("starting again (retry 1 of 1)")
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     run.pass_time(1.0)
     assert (LATE_0.pid, INT) in run.world.sent
     run.exit_rank(0, -INT, LATE_0)
@@ -515,7 +515,7 @@ def test_a_copy_that_is_being_made_does_not_end_with_the_run(
     copy = LATE_0
     run.world.deadly[copy] = {TERM, KILL}
     if end == "stopped":
-        run.supervision.stop(StopCause.USER, "asked")
+        run.supervision.stop(Stop(StopCause.USER, "asked"))
         run.world.deadly[RUNNER] = {KILL}
     else:
         run.exit_runner(-KILL)
@@ -542,20 +542,20 @@ def test_deleted_run_folder_does_not_end_the_supervision(one_run: Callable[..., 
 def test_read_only_file_system_does_not_end_the_supervision(tmp_path: Path, world: World) -> None:
     with mounted(tmp_path) as make_read_only:
         run = OneRun(tmp_path, world)
-        run.supervision.stop(StopCause.USER, "asked")
+        run.supervision.stop(Stop(StopCause.USER, "asked"))
         assert run.finish().state == "interrupted"
         run.dir.result.unlink()
         make_read_only()
         late = Supervision(
             run.dir, run.forks.append, lambda: [FORK_SERVER], lambda: False, lambda: ""
         )
-        late.stop(StopCause.USER, "asked")
+        late.stop(Stop(StopCause.USER, "asked"))
         late.begin()
         assert late.step()
         assert run.dir.read_result() is None
         queued = QueuedRun(StartRun(str(run.dir.path), {}))
         queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
-        queued.cancel(Stop(StopCause.USER), "asked")
+        queued.cancel(Stop(reason="asked"))
 
 
 @contextmanager
