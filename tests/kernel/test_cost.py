@@ -59,7 +59,6 @@ class Asked:
         (20.0, Estimate(PRICE), 7200.0, False),
         (19.9, Estimate(PRICE), 7200.0, True),
         (20.0, Estimate(PRICE), None, True),  # it may take any time
-        (20.0, Estimate(PRICE, longest=3600.0), None, False),
         (20.0, Estimate(unknown="no zone"), 60.0, True),
     ],
 )

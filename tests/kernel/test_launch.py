@@ -24,11 +24,8 @@ from tpunb.xla import launchers
         ("a\nlaunch()", [2], 2),
         ("\n  \na\nlaunch()", [2], 4),
         ("%%time\na\nlaunch()", [1, 2], 3),
-        ("\n%%time\n\n\nlaunch()", [1, 1], 5),
         ("%%time\n%%capture out\na\nlaunch()", [1, 1, 2], 4),
         ("a\n%time launch()", [2, 1], 2),
-        ("%%unknown\nlaunch()", [1], 1),
-        ("launch()", [7], 1),
     ],
 )
 def test_line_of_a_call_within_its_cell(source: str, lines: list[int], line: int) -> None:

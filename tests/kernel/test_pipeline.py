@@ -80,15 +80,6 @@ def test_the_plan_lists_omissions_with_their_reasons() -> None:
     ]
 
 
-def test_the_plan_of_a_notebook_that_is_replicated_whole() -> None:
-    text = pipeline.describe_plan(
-        request(notebook(SMALL, replicate="it says so"), device="TPU", cores=8)
-    )
-    assert "left out:" not in text
-    assert "notebook: no file (from the test)\nprelude: none; train cell: [1]\n" in text
-    assert "8 TPU cores; every rank runs the prelude: it says so\n" in text
-
-
 def test_options_go_into_the_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     line = "--name mine --returns a,b --timeout 5m --hang-timeout 0 --grace 1m --retries 2"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +23,8 @@ from tpunb.kernel import device, options, pipeline, session, setup
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.pipeline import RunRequest
-from tpunb.kernel.resume import find_checkpoints
 from tpunb.kernel.session import Session
 from tpunb.notebook.lint.findings import Finding
-from tpunb.places.local import LocalTarget
 from tpunb.runs import last_run, listing
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
@@ -121,13 +118,6 @@ def test_train_prepares_starts_follows_and_binds_the_result(kernel: Session) -> 
     assert (result.dir.parent, result.dir.name.endswith("-mine")) == (kernel.defaults.runs, True)
 
 
-def test_a_dry_run_starts_nothing(kernel: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(kernel, "--dry-run") is None
-    assert calls(kernel) == []
-    assert "the prelude runs once" in capsys.readouterr().out
-    assert not kernel.defaults.runs.exists()
-
-
 def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
     kernel: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -147,16 +137,6 @@ def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
     started_with.write_bytes(b"")
     with pytest.raises(UsageError, match="--env PJRT_DEVICE=TPU: there is no TPU"):
         train(kernel, "--cores 4 --env PJRT_DEVICE=TPU")
-
-
-def test_missing_notebook_file_is_reported_once(
-    kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
-        snapshot = replace(SMALL, path=path, notes=(f"a note on {path}",))
-        monkeypatch.setattr(pipeline, "prepare_notebook", lambda *_, s=snapshot, **__: notebook(s))
-        train(kernel)
-        assert capsys.readouterr().out.count(f"a note on {path}\n") == told
 
 
 def test_a_cold_run_first_ends_the_preloaded_process(kernel: Session) -> None:
@@ -280,73 +260,6 @@ class TestCores:
         assert train(kernel, "--cores 1").world_size == 4
 
 
-class TestResume:
-    def test_resume_from_a_url_or_folder(self, kernel: Session) -> None:
-        Path("kept").mkdir()
-        runs, url, path = Path("runs"), "gs://bucket/run", str(Path("kept").absolute())
-        here = LocalTarget(kernel.machine(), {})
-        assert find_checkpoints(url, runs, None, here) == (url, url)
-        assert find_checkpoints("kept", runs, None, here) == (path, path)
-
-    def test_a_run_without_a_checkpoint(self, kernel: Session) -> None:
-        train(kernel, "--name first")
-        with pytest.raises(TpunbError, match="-first has no checkpoint to continue from"):
-            train(kernel, "--resume first")
-        [run] = kernel.defaults.runs.iterdir()
-        (run / "checkpoints").mkdir()
-        found = find_checkpoints(
-            "first", kernel.defaults.runs, None, LocalTarget(kernel.machine(), {})
-        )
-        assert found == (str(run / "checkpoints"), run.name)
-
-    @pytest.mark.parametrize("line", ["--resume last", "--resume", "--resume --cores 2"])
-    def test_resume_last_picks_the_latest_run_with_a_checkpoint(
-        self, kernel: Session, line: str
-    ) -> None:
-        for name, path, saved in (
-            ("a", None, True),
-            ("b", None, True),
-            ("c", "other.ipynb", True),
-            ("d", None, False),
-        ):
-            train(kernel, f"--name {name}")
-            [run] = kernel.defaults.runs.glob(f"*-{name}")
-            files.write_json(RunDir(run).snapshot, {"path": path})
-            (run / "checkpoints").mkdir()
-            if saved:
-                RunDir(run).attempt(0, 0).mkdir(parents=True)
-                files.append_text(RunDir(run).saving(0, 0), "0.1\n")
-        (run / "notebook.json").write_text('{"half')
-        train(kernel, line)
-        assert kernel.launcher.run is not None  # type: ignore[attr-defined]
-        spec = kernel.launcher.run.spec  # type: ignore[attr-defined]
-        assert spec.resumed_from.endswith("-b")
-
-    def test_resume_last_without_a_saved_run_is_an_error(self, kernel: Session) -> None:
-        with pytest.raises(TpunbError, match=r"no run of this notebook in .* has saved"):
-            train(kernel, "--resume last")
-
-
-def test_notebook_copy_is_kept_unchanged_in_the_run_folder(kernel: Session) -> None:
-    text = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1"], "outputs": [1]}]})
-    snapshot = SimpleNamespace(content=text, path=None)
-    folder = RunDir(Path.cwd())
-    kept = folder.path / "notebook.ipynb"
-    session._keep_notebook(snapshot, folder)  # type: ignore[arg-type]
-    assert (kept.read_text(), kept.stat().st_mode & 0o777) == (text, 0o600)
-    kept.unlink()
-    for content in (None, "no JSON"):
-        snapshot = SimpleNamespace(content=content, path=None)
-        session._keep_notebook(snapshot, folder)  # type: ignore[arg-type]
-        assert not kept.exists()
-
-
-def test_setup_refuses_a_tpu_that_is_not_there(kernel: Session) -> None:
-    with pytest.raises(UsageError, match="%tpu_setup --kernel tpu: this machine has no TPU"):
-        kernel.setup(options.SETUP.parse_line("--kernel tpu", {}))
-    assert calls(kernel) == []
-
-
 def test_setup_preloads_unless_told_not_to(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,3 +296,13 @@ def test_failed_start_leaves_no_run_folder(
     with pytest.raises(TpunbError, match="nothing was started: No space left on device"):
         train(kernel)
     assert list(kernel.defaults.runs.iterdir()) == []
+
+
+def test_missing_notebook_file_is_reported_once(
+    kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
+        snapshot = replace(SMALL, path=path, notes=(f"a note on {path}",))
+        monkeypatch.setattr(pipeline, "prepare_notebook", lambda *_, s=snapshot, **__: notebook(s))
+        train(kernel)
+        assert capsys.readouterr().out.count(f"a note on {path}\n") == told

@@ -93,15 +93,6 @@ def test_comparison_parameters_are_those_of_the_run_without_secrets(tmp_path: Pa
     assert parameters(two) == {"other": 1}
 
 
-def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame = tpunb.runs()
-    assert len(frame) == 0
-    assert "duration" in frame.columns
-    with pytest.raises(ValueError, match="nothing was logged"):
-        tpunb.plot()
-
-
 def lines(figure: Any) -> dict[str, list[float]]:
     [axis] = figure.axes
     return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axis.lines}

@@ -77,19 +77,6 @@ def test_time_summary_of_a_run(run: RunDir) -> None:
     assert sum(took for _, took in spent) == 100.0
 
 
-def test_parts_that_took_no_time_are_left_out(run: RunDir) -> None:
-    assert [what for what, _ in summed(run).spent] == ["start", "prelude", "training"]
-    run.events.unlink()
-    assert summed(run).spent == (("start", 100.0),)
-
-
-def test_time_summary_of_a_run_that_ends_before_training(run: RunDir) -> None:
-    lines = run.events.read_text().splitlines()
-    run.events.write_text("\n".join(lines[:3]) + '\n{"kind": "cut')
-    spent = summed(run, state="failed", ended=1006.0).spent
-    assert spent == (("start", 4.0), ("prelude", 2.0))
-
-
 def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
     log(
         run,
@@ -101,12 +88,6 @@ def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
     )
     assert [str(one) for one in summed(run).best] == ["best loss 0.5 (step 2)"]
     assert summed(run).advice == ()
-
-
-def test_metrics_file_above_the_size_limit_is_not_read(run: RunDir) -> None:
-    log(run, {"step": 1, "loss": 1.0})
-    assert len(summary.read_steps(run)) == 1
-    assert summary.read_steps(run, most=10) == []
 
 
 def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:

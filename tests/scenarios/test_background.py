@@ -222,19 +222,3 @@ class TestDetached:
             (nb.folder / "go on").touch()
             assert process.communicate(timeout=PATIENCE)[0].splitlines()[-1] == "succeeded"
         nb.wait(ran).good()
-
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ("--bg --detach", "argument --detach: not allowed with argument --bg"),
-            ("--detach --out r", "a detached run has no result yet; `%tpu_attach --out VAR`"),
-        ],
-    )
-    def test_detach_and_background_options_that_are_refused(
-        self, nb: Kernel, options: str, words: str
-    ) -> None:
-        before = len(list_runs(nb.folder / "runs"))
-        ran = train(nb, "pass", options)
-        assert ran.stderr.startswith("UsageError: %%tpu_train")
-        assert words in ran.stderr
-        assert len(list_runs(nb.folder / "runs")) == before

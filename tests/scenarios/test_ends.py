@@ -83,12 +83,6 @@ def test_failure_of_a_rank_that_does_not_reach_the_end_of_the_cell(
     assert words in result.failure.headline()
 
 
-@pytest.mark.parametrize("ends", ["sys.exit()", "os._exit(0)"])
-def test_failure_if_a_replicated_prelude_exits(driver: Driver, ends: str) -> None:
-    result = driver.run([IMPORTS, ends], "print('never')", replicate="asked for").result
-    assert result.state == "failed"
-
-
 CALM = [
     IMPORTS,
     "shared = multiprocessing.Manager().dict()",

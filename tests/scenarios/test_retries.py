@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import Driver
-from tpunb.runs.events import Note, RanksStarted, Stopping
-from tpunb.runs.spec import Stop, StopCause
+from tpunb.runs.events import Note, RanksStarted
 
 TRAIN = """
     import os, time, torch, torch_xla, tpunb
@@ -84,17 +83,3 @@ def test_retry_ends_child_processes_of_the_attempt_before(driver: Driver) -> Non
     told = [line.partition("child ")[2] for line in seen.log if "child " in line]
     assert told
     assert set(told) == {"False"}
-
-
-def test_stop_is_not_retried(driver: Driver) -> None:
-    seen = driver.run(
-        [],
-        "import time\nprint('here', flush=True)\ntime.sleep(100)",
-        retries=5,
-        grace=0.5,
-        when=lambda event: isinstance(event, RanksStarted),
-        then=lambda run: run.stop(Stop(StopCause.USER, "enough")),
-    )
-    assert (seen.result.state, seen.result.attempts) == ("interrupted", 1)
-    assert len(seen.of(RanksStarted)) == 1
-    assert [event.step for event in seen.of(Stopping)][:1] == ["SIGINT"]

@@ -35,14 +35,6 @@ def copy(number: int) -> PreludeKept:
     return PreludeKept(os.getpid(), number, cells=1, seconds=1.0, modules={}, folders=[])
 
 
-def test_prelude_copy_of_the_current_runner_is_kept(kept: KeptPreludes) -> None:
-    first = kept.next_copy
-    (theirs,) = kept.make_sockets(1)
-    kept.add(copy(first))
-    assert [process.pid for process in kept.processes] == [os.getpid()]
-    theirs.close()
-
-
 def test_prelude_copy_announced_after_its_run_is_not_kept(kept: KeptPreludes) -> None:
     first = kept.next_copy
     (theirs,) = kept.make_sockets(1)

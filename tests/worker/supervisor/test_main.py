@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
-import resource
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import ROOT
 from tpunb.runs import directory
-from tpunb.runs.events import Ended, Note, Phase
+from tpunb.runs.events import Ended, Phase
 from tpunb.runs.protocol import (
     AllHere,
     HostHere,
@@ -88,20 +82,6 @@ def test_queue_locked_by_another_process_does_not_block_the_supervisor(
     run.close()
 
 
-def test_queue_that_cannot_be_read_does_not_block_runs(
-    queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
-    run = QueuedRun(StartRun(str(queued.dir.path), {}, device="chips"))
-    (tmp_path / "chips.lock").unlink()
-    (tmp_path / "chips.lock").mkdir()
-    assert run.device_holder() is None
-    (note,) = run.dir.read_events()
-    assert isinstance(note, Note)
-    assert note.text.startswith("runs cannot wait for each other on this machine: ")
-    run.close()
-
-
 def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
     queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
     stop = Stop(StopCause.USER, origin=StopOrigin.COMMAND)
@@ -111,12 +91,6 @@ def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
     assert (result.state, result.stop, result.reason) == ("interrupted", stop, "not needed")
     assert isinstance(queued.dir.read_events()[-1], Ended)
     assert not queued.dir.is_running()
-
-
-def test_result_that_cannot_be_written_does_not_end_the_supervisor(queued: QueuedRun) -> None:
-    queued.dir.result.mkdir()
-    queued.cancel(Stop(reason="not needed"))
-    assert isinstance(queued.dir.read_events()[-1], Ended)
 
 
 def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
@@ -154,30 +128,6 @@ def test_supervisor_log_is_in_every_open_run_folder(
     assert (first / "supervisor.log").read_text().count("with") == 1
     assert (second / "supervisor.log").read_text().count("with") == 2
     assert (first / "supervisor.log").stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device is always full here")
-def test_a_full_disk_does_not_end_the_supervisor(tmp_path: Path) -> None:
-    handler = SupervisorLog()
-    try:
-        (tmp_path / "supervisor.log").symlink_to("/dev/full")
-        handler.open_run(tmp_path)
-        logging.getLogger("tpunb").info("lost")
-        handler.close_run(tmp_path)
-    finally:
-        logging.getLogger("tpunb").removeHandler(handler)
-
-
-def test_closed_run_leaves_no_port_open(queued: QueuedRun) -> None:
-    files.write_json(
-        queued.dir.spec, replace(queued.spec, hosts=("h0", "h1"), world_size=2).to_json()
-    )
-    queued.spec = queued.dir.read_spec()
-    queued.take_part(JoinHosts(str(queued.dir.path), 0, "127.0.0.1", "127.0.0.1", 0, "ab", {}))
-    assert isinstance(queued.hosts, Leader)
-    port = queued.hosts.port
-    queued.close()
-    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_stop_on_a_host_with_a_queued_run_reaches_host_0(
@@ -223,32 +173,3 @@ def await_words(leader: Leader, message: Message, *others: Hosts) -> list[Messag
         heard += leader.hear()
         assert time.monotonic() < deadline, heard
     return heard
-
-
-MANY = """
-import os, resource
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-for _ in range(1100):
-    os.open("/dev/null", os.O_RDONLY)
-from tpunb.worker.supervisor import main
-main.main()
-"""
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_a_supervisor_with_over_a_thousand_open_files(tmp_path: Path) -> None:
-    """As with kept preludes, hosts and runs that wait; `select` knows 1024 only."""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:
-        pytest.skip("no process may open so many files here")
-    with subprocess.Popen(
-        [sys.executable, "-c", MANY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        text=True,
-    ) as supervisor:
-        _, errors = supervisor.communicate(timeout=60)
-    assert "leaving: the kernel has ended" in errors
-    assert supervisor.returncode == 0, errors

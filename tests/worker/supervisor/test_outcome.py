@@ -82,20 +82,6 @@ def test_peer_lost_error_after_a_stop_is_no_failure(
     assert result.stop == Stop(cause)
 
 
-def test_peer_lost_failures_come_last(tmp_path: Path) -> None:
-    result = result_of(
-        tmp_path,
-        ProcessExit(1, 12, 1, NOW + 0.1),
-        ProcessExit(0, 11, -9, NOW + 0.2),
-        cause=StopCause.PEER_FAILED,
-        errors={1: {**LOST, "time": NOW}},
-    )
-    assert [failure.kind for failure in result.failures] == [
-        FailureKind.SIGNAL,
-        FailureKind.PEER_LOST,
-    ]
-
-
 SENT = frozenset({"SIGINT", "SIGTERM"})
 
 
@@ -135,13 +121,6 @@ def test_success_needs_the_finished_end_of_all_ranks(
         assert result.failure.kind is FailureKind.EXIT
         assert result.failure.rank == (1 if ended else 0)
         assert "the end of the train cell" in result.failure.headline()
-
-
-def test_stop_followed_by_exit_code_0_is_interrupted(tmp_path: Path) -> None:
-    """The rank has caught the KeyboardInterrupt, saved, and called os._exit."""
-    end = ProcessExit(0, 11, 0, NOW + 1, signals_sent=SENT, finished=False)
-    result = result_of(tmp_path, end, cause=StopCause.USER)
-    assert (result.state, result.failures) == ("interrupted", ())
 
 
 def test_interrupt_not_sent_by_tpunb_is_a_failure(tmp_path: Path) -> None:
@@ -247,21 +226,6 @@ def test_failure_source_is_from_the_cell_and_cut_around_the_error(run: RunDir) -
     assert with_source(FAILURE, PLACES, run).source[0] == (1, "line 3")
 
 
-@pytest.mark.parametrize("nowhere", [{"line": 9}, {"cell": 3}, {"cell": None}, {"line": None}])
-def test_failure_without_a_known_place_has_no_source(run: RunDir, nowhere: dict[str, None]) -> None:
-    failure = replace(FAILURE, **nowhere)
-    assert with_source(failure, PLACES, run) == failure
-    run.script.unlink()
-    assert with_source(FAILURE, PLACES, run) == FAILURE
-
-
-def test_failure_has_the_id_of_its_cell(run: RunDir) -> None:
-    run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": "b"}]}))
-    assert with_source(FAILURE, PLACES, run).cell_id == "b"
-    run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": None}]}))
-    assert with_source(FAILURE, PLACES, run).cell_id is None
-
-
 class TestSeveralHosts:
     """Host 0's result, from its own and those of the other hosts."""
 
@@ -323,24 +287,6 @@ class TestSeveralHosts:
         assert whole.state == "failed"
         assert [failure.kind for failure in whole.failures] == ["host_lost", "exception"]
         assert whole.headline() == "host h1 was lost"
-
-    def test_stop_of_all_hosts_gives_one_interrupted_result(self, tmp_path: Path) -> None:
-        stop = Stop(StopCause.USER, "enough")
-        interrupted = {
-            rank: ProcessExit(rank, 1, 130, NOW + 0.1, signals_sent=frozenset({"SIGINT"}))
-            for rank in range(4)
-        }
-        own = self.part(tmp_path, 0, interrupted[0], interrupted[1], stop=stop)
-        other = self.part(tmp_path, 1, interrupted[2], interrupted[3], stop=stop)
-        whole = merge_results(own, stop, NOW, [HostEnded(other.to_json(), 0.0)])
-        assert (whole.state, whole.failures, whole.reason) == ("interrupted", (), "enough")
-
-    def test_success_needs_the_ranks_of_every_host(self, tmp_path: Path) -> None:
-        own = self.part(tmp_path, 0, *self.ends(0, 1))
-        other = self.part(tmp_path, 1, *self.ends(2))  # nothing is known of rank 3
-        whole = merge_results(own, None, math.inf, [HostEnded(other.to_json(), 0.0)])
-        assert whole.state == "failed"
-        assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 3)]
 
     def test_models_of_hosts_are_compared_by_their_first_ranks(self, tmp_path: Path) -> None:
         def merged(first: float, second: float) -> DifferentModels | None:
