@@ -114,55 +114,6 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
     assert (told.done, told.problem, told.url) == (True, "", url)
 
 
-class LateBucket:
-    """Files by name and length. Calls in `unanswered` time out and are carried out by `land`."""
-
-    def __init__(self, *unanswered: str) -> None:
-        self.there: dict[str, int] = {}
-        self._unanswered = list(unanswered)
-        self._late: list[tuple[str, int]] = []
-
-    def put(self, source: Path, name: str) -> int:
-        length = source.stat().st_size
-        if name in self._unanswered:
-            self._unanswered.remove(name)
-            self._late.append((name, length))
-            raise TimeoutError("no answer for 120 s")
-        self.there[name] = length
-        return length
-
-    def remove(self, name: str) -> int:
-        self.there.pop(name, None)
-        return 0
-
-    def is_pending(self, name: str) -> bool:
-        return False
-
-    def land(self) -> None:
-        self.there.update(self._late)
-        self._late.clear()
-
-
-def test_a_copy_that_lands_after_later_calls_leaves_nothing_stale(run: RunDir) -> None:
-    """Neither a checkpoint that was removed, nor a log that has grown since."""
-    lock = run.take_lock()
-    assert lock is not None
-    late = LateBucket("checkpoints/000001-step-1.pt", "run.log")
-
-    def change() -> None:
-        (run.checkpoints / "000001-step-1.pt").unlink()
-        files.append_text(run.log, "[1] more\n")
-
-    def finish() -> None:
-        end(run)
-        lock.close()
-
-    clock = Clock(change, lambda: None, finish, lambda: None, late.land)
-    assert Uploader(run, late, "s3://none", clock).run(clock.wait)
-    assert not clock.left
-    assert late.there == names_here(run)
-
-
 def test_a_connection_that_hangs_or_fails_is_made_anew_and_waited_for_no_longer(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

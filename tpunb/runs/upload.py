@@ -45,10 +45,6 @@ PATIENCE = 120.0
 _SLOWEST = 500_000
 GIVE_UP = 1800.0
 """Seconds of failures after the end of the run after which the process gives up."""
-LATE = 30.0
-"""Seconds after a failed call in which the bucket may still carry it out."""
-_GIVEN_UP = 4
-"""Times its time limit after which a call without an answer no longer counts as pending."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two attempts after a failure."""
 _AT_ONCE = 8
@@ -83,22 +79,9 @@ class Bucket(Protocol):
     def remove(self, name: str) -> int:
         """Remove a file if it exists; return 0."""
 
-    def is_pending(self, name: str) -> bool:
-        """True if an earlier call for this file has failed and is still running."""
-
 
 Version = tuple[int, int]
 """Size and time of change of a file, as `stat` reports them."""
-
-
-@dataclass(frozen=True)
-class FailedCalls:
-    """Failed calls for one file. The bucket may carry them out late, after a later call."""
-
-    at: float
-    """When the last one failed."""
-    versions: frozenset[Version | None]
-    """The versions that they may leave in the bucket; None: no file."""
 
 
 class FsspecBucket:
@@ -153,8 +136,6 @@ class Uploader:
         self._mutex = threading.Lock()
         self._copied: dict[str, Version | None] = {}
         """The version of each file in the bucket; None: not known, because a call failed."""
-        self._failed: dict[str, FailedCalls] = {}
-        """By file, until they can no longer change what is in the bucket."""
         self._due: dict[str, float] = {}
         self._hangs = False
         """True if a call of this round got no answer: other calls are left for the next round."""
@@ -176,48 +157,24 @@ class Uploader:
         ]
         if gone or new:
             self._changed_at = self._clock()
-        over = {name: failed for name, failed in self._failed.items() if self._is_over(name)}
-        changed = {*gone, *new}
-        again = [name for name in over if name not in changed and self._may_be_stale(name)]
-        gone += [name for name in again if name not in here]
-        new += [name for name in again if name in here]
         with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             removed = list(pool.map(self._remove, gone))
-            put = list(pool.map(lambda name: self._put(name, here[name]), new))
+            put = list(pool.map(self._put, new))
         for name, fine in zip(gone, removed, strict=True):
             if fine:
                 self._copied.pop(name, None)
         for name, fine in zip(new, put, strict=True):
             self._copied[name] = here[name] if fine else None
-        fine_now = dict(zip([*gone, *new], [*removed, *put], strict=True))
-        for name, failed in over.items():
-            if fine_now.get(name, True) and self._failed[name] is failed:
-                del self._failed[name]
         return all(removed) and all(put)
-
-    def _is_over(self, name: str) -> bool:
-        """True if failed calls for a file can no longer change what is in the bucket."""
-        quiet = self._clock() - self._failed[name].at >= LATE
-        return quiet and not self._bucket.is_pending(name)
-
-    def _may_be_stale(self, name: str) -> bool:
-        """True if failed calls may replace what is in the bucket by something else."""
-        return self._failed[name].versions != {self._copied.get(name)}
-
-    @property
-    def is_settled(self) -> bool:
-        """True if no failed call can replace what is in the bucket by something else."""
-        return not any(map(self._may_be_stale, self._failed))
 
     def finish(self) -> bool:
         """Copy `result.json`, if it exists, after everything else. Return False if that fails."""
-        # Its content never changes, so a failed call that is carried out late does no harm.
-        return not (self._run.path / RESULT).exists() or self._put(RESULT, None)
+        return not (self._run.path / RESULT).exists() or self._put(RESULT)
 
     def _remove(self, name: str) -> bool:
-        return self._try(name, None, lambda: self._bucket.remove(name)) is not None
+        return self._try(lambda: self._bucket.remove(name)) is not None
 
-    def _put(self, name: str, version: Version | None) -> bool:
+    def _put(self, name: str) -> bool:
         source, began = self._run.path / name, self._clock()
 
         def put() -> int:
@@ -226,9 +183,9 @@ class Uploader:
             except FileNotFoundError:
                 if source.exists():  # then something is missing in the bucket
                     raise
-                return 0  # just removed: nothing to copy, and nothing arrives late
+                return 0  # just removed
 
-        count = self._try(name, version, put)
+        count = self._try(put)
         if count is None:
             return not source.exists()
         self._due[name] = self._clock() + max(EVERY, 10 * (self._clock() - began))
@@ -236,8 +193,8 @@ class Uploader:
             self._files, self._bytes = self._files + 1, self._bytes + count
         return True
 
-    def _try(self, name: str, version: Version | None, call: Callable[[], int]) -> int | None:
-        """Call the bucket; None if that fails. `version`: what the call leaves in the bucket."""
+    def _try(self, call: Callable[[], int]) -> int | None:
+        """Call the bucket; None if that fails."""
         if self._hangs:
             return None
         try:
@@ -246,10 +203,6 @@ class Uploader:
         except Exception as error:
             if isinstance(error, TimeoutError):
                 self._hangs = True
-            with self._mutex:
-                before = self._failed.get(name)
-                versions = frozenset([version]) | (before.versions if before else frozenset())
-                self._failed[name] = FailedCalls(self._clock(), versions)
             self._problem = f"{type(error).__name__}: {error}".rstrip(": ")[:500]
             return None
 
@@ -271,7 +224,7 @@ class Uploader:
             standing = state.run_state(self._run)
             ended = not standing.active or standing is RunState.AWAY
             fine = self.copy(eager=ended)
-            settled = ended and self._clock() - self._changed_at >= SETTLED and self.is_settled
+            settled = ended and self._clock() - self._changed_at >= SETTLED
             if fine and settled and (fine := self.finish()):
                 self.save_state(done=True)
                 return True
@@ -319,8 +272,6 @@ class PatientBucket:
     def __init__(self, url: str, within: float = PATIENCE) -> None:
         self._url = url
         self._patience = within
-        self._pending: dict[str, list[tuple[futures.Future[int], float]]] = {}
-        """Calls that were given up, by the file that they may still change, and their last time."""
         self._connect()
 
     def _connect(self) -> None:
@@ -329,16 +280,12 @@ class PatientBucket:
 
     def put(self, source: Path, name: str) -> int:
         limit = self._patience + source.stat().st_size / _SLOWEST
-        return self._within(limit, name, lambda bucket: bucket.put(source, name))
+        return self._within(limit, lambda bucket: bucket.put(source, name))
 
     def remove(self, name: str) -> int:
-        return self._within(self._patience, name, lambda bucket: bucket.remove(name))
+        return self._within(self._patience, lambda bucket: bucket.remove(name))
 
-    def is_pending(self, name: str) -> bool:
-        now = time.monotonic()
-        return any(not call.done() and now < last for call, last in self._pending.get(name, ()))
-
-    def _within(self, limit: float, name: str, call: Callable[[FsspecBucket], int]) -> int:
+    def _within(self, limit: float, call: Callable[[FsspecBucket], int]) -> int:
         bucket = self._bucket
         answer = patience.start(lambda: call(bucket.result()))
         futures.wait([answer], limit)
@@ -346,8 +293,6 @@ class PatientBucket:
         if self._bucket is bucket and (not done or (bucket.done() and bucket.exception())):
             self._connect()
         if not done:
-            last = time.monotonic() + _GIVEN_UP * limit
-            self._pending.setdefault(name, []).append((answer, last))
             raise TimeoutError(f"no answer for {limit:.0f} s")
         return answer.result()
 
