@@ -168,14 +168,6 @@ class TestLint:
         assert program == "tpunb"
         assert cli.make_parser().parse_args([*arguments, "a.ipynb", "b.ipynb"]).notebooks
 
-    def test_lint_of_a_clean_notebook(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1"))]) == 0
-        assert capsys.readouterr().out == "No problems found.\n"
-        assert cli.main(["lint", "--json", str(tmp_path / "nb.ipynb")]) == 0
-        assert json.loads(capsys.readouterr().out) == []
-
 
 class TestMigrate:
     def test_migrate_to_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -462,21 +454,6 @@ class TestClean:
         assert self.left(folder) == self.OTHERS
         assert cli.main(["clean"]) == 0
         assert capsys.readouterr().out == f"There is nothing to remove in {folder}.\n"
-
-    def test_clean_without_a_terminal_is_refused(self, folder: Path) -> None:
-        done = subprocess.run(
-            command("clean"),
-            cwd=folder.parent,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode == 1
-        assert done.stderr == (
-            "tpunb: nothing was removed: standard input is not a terminal, so the confirmation "
-            "cannot be given; add -y to remove without it\n"
-        )
-        assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
 
     def test_clean_keep_and_older_than_options(self, folder: Path) -> None:
         assert cli.main(["clean", "-y", "--keep", "3"]) == 0

@@ -77,10 +77,6 @@ class TestInAProcessThatIsOneCore:
         assert (result.returns, result.dir) == ({"value": 2}, Path.cwd())
         assert capsys.readouterr().out == "cores=4 is ignored: 1 rank runs\n"
 
-    def test_launch_in_a_script_raises_the_exception_of_the_function(self) -> None:
-        with pytest.raises(ZeroDivisionError):
-            tpunb.launch(lambda: 1 / 0)
-
     def test_launch_in_a_rank_calls_the_function(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -126,14 +126,6 @@ def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched)
     assert 'alt="lr from 1 to 1"' in shown._chart.value
 
 
-def test_panel_is_replaced_by_a_line_at_the_end(watched: Watched, run: RunDir) -> None:
-    watched.answer()
-    watched.panel.end()
-    assert watched.bundles[1:] == [{"text/plain": f"log: {run.log} (%tpu_logs searches it)"}]
-    watched.panel.end()
-    assert len(watched.bundles) == 2
-
-
 def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None:
     handle = panel.BackgroundPanel(state.read_spec(run), run)
     opened, bundles = handle.panel, []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.drivers.edited_notebook import Notebook, notebook
 from tests.support import examples
-from tpunb.kernel.taken import Taken
+from tpunb.kernel.taken import TakenValues
 from tpunb.utils.literals import literal
 from tpunb.utils.names_read import names_read
 
@@ -87,7 +87,7 @@ def test_ranks_get_plain_kernel_values_after_any_edits(
             assert same or (told and literal(wanted) is None), (name, taken)
 
 
-def lines(taken: Taken) -> list[str]:
+def lines(taken: TakenValues) -> list[str]:
     return list(taken.lines())
 
 

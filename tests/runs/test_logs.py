@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def search(options: str) -> logs.Search:
+def search(options: str) -> logs.LogSearch:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_options(parser, LogsOptions)
     return build_options(LogsOptions, parser.parse_args(options.split())).search()
@@ -97,11 +97,11 @@ def test_log_search_of_a_missing_rank_is_an_error(run: RunDir, rank: str) -> Non
 
 def test_a_log_that_is_empty_not_there_or_not_utf8(tmp_path: Path) -> None:
     run = made(tmp_path, "x")
-    assert logs.read_for_cell(run, logs.Search()) == f"the log of run {run.id} is empty\n"
+    assert logs.read_for_cell(run, logs.LogSearch()) == f"the log of run {run.id} is empty\n"
     run.log.touch()
-    assert logs.read_for_cell(run, logs.Search()) == f"the log of run {run.id} is empty\n"
+    assert logs.read_for_cell(run, logs.LogSearch()) == f"the log of run {run.id} is empty\n"
     run.log.write_bytes(b"[0] \xff\n")
-    assert logs.read_for_cell(run, logs.Search()) == "[0] \ufffd\n"
+    assert logs.read_for_cell(run, logs.LogSearch()) == "[0] \ufffd\n"
     nothing = f"no matching lines in run {run.id} ({run.log})\n"
     assert logs.read_for_cell(run, search("--ranks 1")) == nothing
     assert logs.read_for_cell(run, search("--tail 0")) == ""
@@ -109,12 +109,12 @@ def test_a_log_that_is_empty_not_there_or_not_utf8(tmp_path: Path) -> None:
 
 def test_a_cell_shows_the_end_of_a_log_that_is_too_long_for_it(run: RunDir) -> None:
     run.log.write_text("".join(f"[0] {n:06} é\n" for n in range(100_000)), encoding="utf-8")
-    text = logs.read_for_cell(run, logs.Search())
+    text = logs.read_for_cell(run, logs.LogSearch())
     first, *lines = text.splitlines()
     assert first == f"… {100_000 - len(lines):,} lines not shown; all are in {run.log}"
     assert lines == [f"[0] {n:06} é" for n in range(100_000 - len(lines), 100_000)]
     assert logs.MOST - 20 < len("\n".join(lines).encode()) < logs.MOST
-    cut = logs.read_for_cell(run, logs.Search(), 1)
+    cut = logs.read_for_cell(run, logs.LogSearch(), 1)
     assert cut.startswith("… 99,999 lines not shown")
 
 

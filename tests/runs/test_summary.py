@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support import Driver
-from tpunb.runs import chips, summary, trace
+from tpunb.runs import chips, summary
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import SIZE, Heartbeat
 from tpunb.runs.result import RunResult, Summary
-from tpunb.runs.spec import PhaseKind, Profile, RunSpec, RunState
+from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils.files import append_text
 
 
@@ -142,20 +142,6 @@ def test_advice_about_idle_chips(
     told = f"chips: duty cycle {duty:.0f} %, memory up to 3.0 of 16.0 GB" if duty else ""
     assert found.chips == told
     assert [advice.message.startswith(says) for advice in found.advice] == ([True] if says else [])
-
-
-def test_a_profile_without_a_trace_is_noted(run: RunDir) -> None:
-    run.write_spec(RunSpec(run.id, "n", 2, "CPU", "/", (), (), profile=Profile((), 3, 4)))
-    made = summed(run, state=RunState.SUCCEEDED)
-    assert made.trace == ""
-    assert [advice.message for advice in made.advice] == ["--profile has no trace of steps 3 to 4"]
-    assert not summed(run, state=RunState.FAILED).advice  # it has not come that far
-    folder = trace.session_of(run, Profile((), 3, 4))
-    folder.mkdir(parents=True)
-    (folder / "rank-0.xplane.pb").touch()
-    made = summed(run, state=RunState.SUCCEEDED)
-    assert made.trace.endswith(f"xprof --logdir {run.profile}")
-    assert not made.advice
 
 
 CPU_STEP = "torch.ones(2, requires_grad=True).sum().backward()"

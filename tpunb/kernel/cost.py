@@ -9,15 +9,6 @@ from collections.abc import Callable
 from tpunb.kernel.options import TrainOptions
 from tpunb.places.confirm import confirm_cost
 from tpunb.places.target import Target
-from tpunb.utils.errors import TpunbError
-
-
-def refuse_options(target: Target, options: TrainOptions) -> None:
-    """Raise TpunbError for an option that the place does not support."""
-    plain = TrainOptions()
-    for name, why in target.cannot.items():
-        if name != "stop" and getattr(options, name) != getattr(plain, name):
-            raise TpunbError(f"{options.written(name.replace('_', '-'))}: {why}")
 
 
 def confirm(

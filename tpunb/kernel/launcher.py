@@ -39,7 +39,7 @@ DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
 """Name of the lock of each kind of device that only one run of a user can use at a time."""
 
 
-class Keeper(Protocol):
+class RunController(Protocol):
     """Process that ends a run when this process ends: a supervisor, or the mirror of a place."""
 
     @property
@@ -56,7 +56,7 @@ class Keeper(Protocol):
 class Run:
     """A run that was started: follow it with `events`, end it with `stop`."""
 
-    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: Keeper) -> None:
+    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: RunController) -> None:
         self.dir = folder
         self.spec = spec
         self._supervisor = supervisor
@@ -91,21 +91,16 @@ class Run:
         elif not message:
             message = f"the result could not be written to {self.dir.path}; is its disk full?"
         failure = Failure.of(FailureKind.LOST, message, pid=self._supervisor.pid)
-        result = RunResult(
-            state=RunState.FAILED,
-            name=self.spec.name,
-            world_size=self.spec.world_size,
-            spmd=self.spec.spmd,
-            device=self.spec.device,
-            started=self._started,
-            ended=failure.time,
-            dir=self.dir.path,
+        result = RunResult.of_spec(
+            self.spec,
+            self.dir.path,
+            RunState.FAILED,
+            self._started,
+            failure.time,
             returncode=1,
             failures=(failure,),
-            warm=self.spec.warm,
             replicated=self.spec.replicate is not None,
             replicate_reason=self.spec.replicate or "",
-            price=self.spec.price,
         )
         with contextlib.suppress(OSError):
             self.dir.write_result(result)

@@ -369,7 +369,7 @@ class LaunchOptions(TrainOptions):
 
 
 @dataclass(frozen=True)
-class DebugOptions:
+class DebugCellOptions:
     """Options of `%%tpu_debug`."""
 
     no_report: bool = flag("--no-report", help="do not report what XLA did with the cell")
@@ -422,9 +422,11 @@ class LogsOptions:
         "--tail", type=parse_count, metavar="N", help="show only the last N lines"
     )
 
-    def search(self) -> logs.Search:
+    def search(self) -> logs.LogSearch:
         """Return the search that these options describe."""
-        return logs.Search(self.ranks, self.stream, self.level, self.grep, self.context, self.tail)
+        return logs.LogSearch(
+            self.ranks, self.stream, self.level, self.grep, self.context, self.tail
+        )
 
 
 @dataclass(frozen=True)
@@ -520,7 +522,7 @@ TRAIN = MagicParser(
 )
 DEBUG = MagicParser(
     "%%tpu_debug",
-    DebugOptions,
+    DebugCellOptions,
     "Run this cell in the kernel, on one core, and report on XLA.",
 )
 RUNS = MagicParser("%tpu_runs", RunsOptions, "List the runs, newest first.")

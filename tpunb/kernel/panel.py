@@ -312,7 +312,7 @@ class _Widgets:
 
         self._spec, self._run, self._controls = spec, run, controls
         self._live: logs.LiveLog | None = None
-        self._search_shown: logs.Search | None = None
+        self._search_shown: logs.LogSearch | None = None
         self.changed = True
         self._search = w.Text(
             placeholder="search: a regular expression",
@@ -402,7 +402,7 @@ class _Widgets:
         except argparse.ArgumentTypeError as error:
             self._log.value = f"<i>{escape(str(error))}</i>"
             return
-        search = logs.Search(
+        search = logs.LogSearch(
             ranks=self._rank.value, level=self._level.value or None, pattern=pattern
         )
         if new := self._live is None or search != self._search_shown:

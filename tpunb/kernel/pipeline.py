@@ -21,11 +21,10 @@ from IPython.core.error import UsageError
 
 from tpunb.kernel import checks
 from tpunb.kernel.changes import Changes, PreludeCell
-from tpunb.kernel.options import TrainOptions
-from tpunb.kernel.resume import find_checkpoints
+from tpunb.kernel.options import LAST, TrainOptions
 from tpunb.kernel.returned import Returned
 from tpunb.kernel.settings import PlainNames
-from tpunb.kernel.taken import Taken, take
+from tpunb.kernel.taken import TakenValues, take
 from tpunb.machine import environment
 from tpunb.machine.auto_stop import TpuVm
 from tpunb.machine.environment import Change, SpmdEnvironment
@@ -44,8 +43,11 @@ from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import Cell, EarlierValues, LaunchCall, Script, Snapshot
 from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
+from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
-from tpunb.utils import cpus, env_vars
+from tpunb.utils import cpus, env_vars, records
+from tpunb.utils.errors import TpunbError
 from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class PreparedNotebook:
     """Why every rank must run the prelude itself; None: it runs once."""
     findings: tuple[Finding, ...]
     """Lint's findings, in the order of the notebook."""
-    taken: Taken = field(default_factory=Taken)
+    taken: TakenValues = field(default_factory=TakenValues)
     """What the run takes from the kernel, and what has changed there that it does not take."""
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that the prelude's cells removed in the kernel, and their values."""
@@ -133,7 +135,7 @@ def prepare_notebook(
         user_ns = {**user_ns, **parameters}
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
     if replay:
-        script, taken, held = convert(snapshot, got, left=left), Taken(), None
+        script, taken, held = convert(snapshot, got, left=left), TakenValues(), None
     else:
         held = PlainNames(user_ns)
         script = convert(snapshot, got, left=left, held=held, parameters=True)
@@ -357,6 +359,40 @@ def make_request(
         target=target,
         shown_ranks=shown,
         resumed_from=resumed,
+    )
+
+
+def find_checkpoints(
+    resume: str, runs: Path, notebook: str | None, target: Target
+) -> tuple[str, str]:
+    """Return the checkpoints that `--resume` names, and the id of their run.
+
+    If `resume` is a folder or URL, return it twice. `notebook`: the path of the notebook, for
+    `last`; `target`: what must find the checkpoints. Raises TpunbError.
+    """
+    if "://" in resume:
+        return resume, resume
+    if Path(resume).is_dir() or (target.hosts and resume.startswith("/")):
+        return (str(Path(resume).absolute()),) * 2
+    run = _latest_saved(runs, notebook) if resume == LAST else directory.find_run(runs, resume)
+    return target.resume(run), run.id
+
+
+def _latest_saved(runs: Path, notebook: str | None) -> RunDir:
+    """Return the latest run of a notebook that has saved a checkpoint, and is no trial."""
+    trials = False
+    for run in reversed(directory.list_runs(runs)):
+        saved = any(run.path.glob("attempts/*/*/saving.txt")) and run.checkpoints.is_dir()
+        # `...` equals no path: of a snapshot that cannot be read, nothing is known.
+        if saved and records.read_dict(run.snapshot).get("path", ...) == notebook:
+            if not records.read_dict(run.spec).get("trial"):
+                return run
+            trials = True
+    other = "but trials of --grid have; to continue one of them" if trials else ""
+    raise TpunbError(
+        f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint"
+        f"{', ' if trials else '; '}{other or 'to continue another run'}, name it with "
+        "--resume RUN (%tpu_runs lists all runs)"
     )
 
 

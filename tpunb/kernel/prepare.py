@@ -15,6 +15,7 @@ from tpunb.machine import environment
 from tpunb.machine.machine import Machine
 from tpunb.places.target import Target
 from tpunb.utils import env_vars
+from tpunb.utils.errors import TpunbError
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
@@ -34,6 +35,7 @@ def prepare(
 
     Raises UsageError for options that do not fit the target or the notebook, and TpunbError.
     """
+    refuse_unsupported(target, options)
     machine = target.machine(here)
     if refusal := environment.refused_variables(dict(options.env), machine):
         raise UsageError(f"{options.written('env')} {refusal}")
@@ -44,6 +46,14 @@ def prepare(
     from tpunb.kernel import pipeline
 
     return pipeline.make_request(options, source(), machine, cores, runs=runs, target=target)
+
+
+def refuse_unsupported(target: Target, options: TrainOptions) -> None:
+    """Raise TpunbError for an option that the place does not support."""
+    plain = TrainOptions()
+    for name, why in target.cannot.items():
+        if name != "stop" and getattr(options, name) != getattr(plain, name):
+            raise TpunbError(f"{options.written(name.replace('_', '-'))}: {why}")
 
 
 def choose_cores(options: TrainOptions, target: Target) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -109,27 +109,28 @@ class Session:
         self._notes_told: set[str] = set()
         earlier = [run.source for run in self.history.executions()]
         self.changes = Changes(shell.user_ns, earlier[:-1])
-        shell.events.register("post_run_cell", self._note_changes)
-        device.watch_device(shell)
+        device.note_running()
         if tpu.count_chips(machine.root_of(os.environ))[0] and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
         self.auto_stop = AutoStop()
-        shell.events.register("pre_run_cell", self.auto_stop.begin_cell)
-        shell.events.register("post_run_cell", self.auto_stop.end_cell)
         self._ahead = False
-        shell.events.register("post_run_cell", self._run_ahead)
         self._rank_names = RankNames()
-        shell.events.register("post_run_cell", self._rank_names.explain)
+        self._hooks: tuple[tuple[str, Any], ...] = (
+            ("pre_run_cell", self.auto_stop.begin_cell),
+            ("post_run_cell", self._note_changes),
+            ("post_run_cell", device.note_cell),
+            ("post_run_cell", self.auto_stop.end_cell),
+            ("post_run_cell", self._run_ahead),
+            ("post_run_cell", self._rank_names.explain),
+        )
+        for event, hook in self._hooks:
+            shell.events.register(event, hook)
 
     def close(self) -> None:
         """Remove all hooks from the kernel and end all processes."""
-        self.shell.events.unregister("pre_run_cell", self.auto_stop.begin_cell)
-        self.shell.events.unregister("post_run_cell", self.auto_stop.end_cell)
-        self.shell.events.unregister("post_run_cell", self._note_changes)
-        self.shell.events.unregister("post_run_cell", self._run_ahead)
-        self.shell.events.unregister("post_run_cell", self._rank_names.explain)
+        for event, hook in self._hooks:
+            self.shell.events.unregister(event, hook)
         self.auto_stop.close()
-        device.unwatch_device(self.shell)
         self.history.close()
         self.launcher.close()
 
@@ -424,7 +425,6 @@ class Session:
         show = partial(show_waiting, front)
         try:
             target = kinds.find_target(name, Path.cwd(), show, lambda: interrupts.count > 0)
-            cost.refuse_options(target, options)
             if not options.dry_run and (costs := target.estimate.describe(options.timeout)):
                 show("; ".join(costs))
             return target

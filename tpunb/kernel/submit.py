@@ -66,7 +66,6 @@ def submit(
     options = _options(snapshot)
     options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
-    cost.refuse_options(target, options)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))

@@ -386,23 +386,17 @@ class Mirror:
     def _made(self, failures: tuple[Failure, ...]) -> RunResult:
         """A result made by the mirror, because no host has written one."""
         stop = self._stop
-        return RunResult(
-            state=RunState.FAILED if failures or stop is None else RunState.INTERRUPTED,
-            name=self.spec.name,
-            world_size=self.spec.world_size,
-            device=self.spec.device,
-            started=self._started,
-            ended=time.time(),
-            dir=self.run.path,
+        return RunResult.of_spec(
+            self.spec,
+            self.run.path,
+            RunState.FAILED if failures or stop is None else RunState.INTERRUPTED,
+            self._started,
+            time.time(),
             returncode=1,
             failures=failures,
             reason="" if stop is None else stop.reason,
             stop=None if stop is None else stop.without_reason(),
-            spmd=self.spec.spmd,
-            resumed_from=self.spec.resumed_from,
             price=None if self._merge.phase is None else self.spec.price,
-            hosts=self.spec.hosts,
-            place=self.spec.place,
         )
 
     def _write(self, result: RunResult) -> None:

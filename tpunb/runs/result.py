@@ -22,6 +22,7 @@ from tpunb.runs.spec import (
     Device,
     FailureKind,
     Price,
+    RunSpec,
     RunState,
     Stop,
     StopCause,
@@ -423,6 +424,25 @@ class RunResult(Printable):
     """Possible causes of a failure, the likeliest first; without one, where it was raised."""
     summary: Summary = field(default_factory=Summary)
     """Best metrics, time per phase and advice."""
+
+    @classmethod
+    def of_spec(
+        cls, spec: RunSpec, folder: Path, state: RunState, started: float, ended: float, **more: Any
+    ) -> RunResult:
+        """Return the result of a run with this spec; `more`: fields that the spec does not have."""
+        fields: dict[str, Any] = {
+            name: getattr(spec, name) for name in "spmd warm price resumed_from hosts place".split()
+        }
+        return cls(
+            state,
+            spec.name,
+            spec.world_size,
+            spec.device,
+            started,
+            ended,
+            folder,
+            **{**fields, **more},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `result.json`: without `dir`, and with names for `returns`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -154,19 +153,6 @@ def test_a_run_that_succeeds(one_run: Make) -> None:
     assert run.events(Phase)[-1].kind is PhaseKind.ENDED
     assert not run.dir.is_running()
     assert run.world.sent == []
-
-
-def test_exit_code_0_without_the_end_of_the_cell_is_a_failure(one_run: Make) -> None:
-    run = one_run()
-    run.start()
-    run.exit_rank(0, 0, finished=False)
-    run.send(StopRanks())
-    run.pass_time(1.0)
-    run.exit_rank(1, 130)
-    run.exit_runner(1)
-    result = run.finish()
-    assert (result.state, result.reason) == ("failed", "rank 0 has failed")
-    assert [failure.rank for failure in result.failures] == [0]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -370,17 +356,6 @@ def test_crash_of_the_fork_server_before_the_runner_is_a_failure(one_run: Make) 
     assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
 
 
-def test_leftover_child_processes_are_killed_before_the_end(one_run: Make) -> None:
-    run = one_run()
-    run.start()
-    child = Process(99, 0)
-    run.world.deadly[child] = {KILL}
-    run.end(0)
-    assert run.finish().state == "succeeded"
-    assert child not in run.world.deadly
-    assert run.events(Stopping) == []
-
-
 @pytest.mark.parametrize("end", ["runner killed", "stopped"])
 def test_a_copy_that_is_being_made_does_not_end_with_the_run(one_run: Make, end: str) -> None:
     run = one_run()
@@ -400,11 +375,3 @@ def test_a_copy_that_is_being_made_does_not_end_with_the_run(one_run: Make, end:
     run.finish()
     assert copy in run.world.living()
     assert run.dir.stopping.exists() == (end == "stopped")
-
-
-def test_deleted_run_folder_does_not_end_the_supervision(one_run: Make) -> None:
-    run = one_run()
-    run.start()
-    shutil.rmtree(run.dir.path)
-    run.end(0)
-    assert run.pass_time(5.0)

@@ -136,15 +136,12 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
     failures = [*seen.host_failures, *(replace(failure, host=seen.host) for failure in failures)]
     state = _state(seen, failures)
     succeeded = state is RunState.SUCCEEDED
-    return RunResult(
-        state=state,
-        name=spec.name,
-        world_size=spec.world_size,
-        spmd=spec.spmd,
-        device=spec.device,
-        started=seen.started,
-        ended=seen.ended,
-        dir=run.path,
+    return RunResult.of_spec(
+        spec,
+        run.path,
+        state,
+        seen.started,
+        seen.ended,
         returncode=RETURNCODES[state],
         attempts=seen.attempt + 1,
         failures=tuple(failures),
@@ -156,16 +153,11 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
             for row in stats.read_collectives(run.collectives(seen.attempt, rank))
         ),
         different_models=_compare_models(run, seen.attempt, ranks) if succeeded else None,
-        warm=spec.warm,
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",
         reason=seen.stop.reason if seen.stop else "",
         stop=seen.stop.without_reason() if seen.stop else None,
-        price=spec.price,
         parameters=parameters(run),
-        resumed_from=spec.resumed_from,
-        hosts=spec.hosts,
-        place=spec.place,
         returns=dict.fromkeys(_returned_names(run)),
     )
 
