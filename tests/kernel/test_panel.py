@@ -168,8 +168,6 @@ def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> No
         ((7, 0), {}, Clicks.AT_ONCE),
         ((7, 4), {"stops": False}, Clicks.NEVER),
         ((6, 31), {}, Clicks.AFTER_THE_CELL),
-        ((6, 17), {"stops": False}, Clicks.AFTER_THE_CELL),
-        ((6, 17), {"batch": True}, Clicks.NEVER),
         ((7, 4), {"publish": None}, Clicks.NEVER),
     ],
 )

@@ -18,13 +18,12 @@ from IPython.core.magic import Magics
 
 import tpunb
 from tests.kernel.test_pipeline import SMALL, notebook
-from tpunb.errors import LintError, RankFailedError, TpunbError
+from tpunb.errors import RankFailedError, TpunbError
 from tpunb.kernel import device, options, pipeline, session, setup
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.pipeline import RunRequest
 from tpunb.kernel.session import Session
-from tpunb.notebook.lint.findings import Finding
 from tpunb.runs import last_run, listing
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
@@ -187,16 +186,6 @@ def test_returns_of_names_that_nothing_assigns_are_refused(kernel: Session) -> N
     assert calls(kernel) == ["warm"]
 
 
-def test_lint_refuses_a_run_that_certainly_fails(
-    kernel: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certain = notebook(SMALL, Finding("r", "error", 1, 1, "it fails", "mend it", certain=True))
-    monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: certain)
-    with pytest.raises(LintError):
-        train(kernel)
-    assert calls(kernel) == ["warm"]
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -284,18 +273,6 @@ def test_working_directory_removed_before_a_run_is_an_error(
         train(kernel)
     monkeypatch.chdir(tmp_path)
     assert train(kernel).state == "succeeded"
-
-
-def test_failed_start_leaves_no_run_folder(
-    kernel: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object, **values: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(kernel.launcher, "begin", full)
-    with pytest.raises(TpunbError, match="nothing was started: No space left on device"):
-        train(kernel)
-    assert list(kernel.defaults.runs.iterdir()) == []
 
 
 def test_missing_notebook_file_is_reported_once(

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -112,34 +111,6 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
     told = upload.read_state(run)
     assert told is not None
     assert (told.done, told.problem, told.url) == (True, "", url)
-
-
-def test_a_connection_that_hangs_or_fails_is_made_anew_and_waited_for_no_longer(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A library may request credentials when it connects."""
-    import fsspec.core
-
-    real, asked, over = fsspec.core.url_to_fs, [], threading.Event()
-
-    def connect(url: str, **options: Any) -> Any:
-        asked.append(url)
-        if len(asked) == 1:
-            over.wait()
-        if len(asked) == 2:
-            raise OSError("no credentials yet")
-        return real(url, **options)
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
-    made = PatientBucket("memory://runs/patient", within=0.2)
-    with pytest.raises(TimeoutError):
-        made.remove("a")
-    made._patience = 300.0
-    with pytest.raises(OSError, match="no credentials yet"):
-        made.remove("b")
-    assert made.put(run.log, "run.log") == run.log.stat().st_size
-    assert len(asked) == 3
-    over.set()
 
 
 @pytest.mark.parametrize(

@@ -321,24 +321,6 @@ class TestFailures:
             assert (failure.cell, failure.line) == (2, 3)
         assert len(result.failures) == 1
 
-    def test_failure_is_the_exit_code_if_the_rank_is_killed_while_exiting(
-        self, driver: Driver
-    ) -> None:
-        # The failure of one stops the other, which is to fail by itself too.
-        train = """
-            atexit.register(time.sleep, 600)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            here = pathlib.Path(os.environ['TPUNB_RUN'])
-            (here / f"rank {os.environ['RANK']}").touch()
-            while len(list(here.glob("rank *"))) < 2:
-                time.sleep(0.01)
-            sys.exit(4)
-            """
-        prelude = ["import atexit, os, pathlib, signal, sys, time"]
-        result = driver.run(prelude, train, grace=1.0).result
-        assert [failure.type for failure in result.failures] == ["SystemExit", "SystemExit"]
-        assert {(failure.exitcode, failure.signal) for failure in result.failures} == {(None, None)}
-
     @pytest.mark.parametrize(
         ("source", "words"),
         [

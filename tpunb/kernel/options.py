@@ -27,6 +27,7 @@ from tpunb.utils.options import (
     parse_duration,
     parse_rank_list,
 )
+from tpunb.utils.text import parse_ranks
 
 _Options = TypeVar("_Options")
 
@@ -101,6 +102,16 @@ def _profile(text: str) -> Profile:
         if 1 <= profile.first <= profile.last:
             return profile
     raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST, e.g. 0,3:5-10")
+
+
+def ranks_to_show(text: str, world_size: int, option: str) -> frozenset[int]:
+    """Parse the value of `--ranks`; raise UsageError for a rank that the run does not have."""
+    from IPython.core.error import UsageError
+
+    try:
+        return parse_ranks(text, world_size)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 # Options that several magics and commands share.

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from tpunb.kernel import checks
 from tpunb.kernel.changes import Changes, PreludeCell
-from tpunb.kernel.options import LAST, TrainOptions
+from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
 from tpunb.kernel.settings import PlainNames
 from tpunb.kernel.taken import TakenValues, take
@@ -342,7 +341,7 @@ def make_request(
         env, cores = dict(spmd.env), spmd.cores * hosts
         changes = () if target.hosts else spmd.changes
     ranks = cores if spmd is None else hosts
-    shown = checks.ranks_to_show(options.ranks, ranks, options.written("ranks"))
+    shown = ranks_to_show(options.ranks, ranks, options.written("ranks"))
     resumed = None
     if options.resume is not None:
         env[env_vars.RESUME], resumed = find_checkpoints(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from tpunb.kernel import checks
-from tpunb.kernel.options import TrainOptions
+from tpunb.kernel.options import Cores, TrainOptions, ranks_to_show
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine
 from tpunb.places.target import Target
@@ -35,12 +34,13 @@ def prepare(
 
     Raises UsageError for options that do not fit the target or the notebook, and TpunbError.
     """
-    refuse_unsupported(target, options)
     machine = target.machine(here)
     if refusal := environment.refused_variables(dict(options.env), machine):
         raise UsageError(f"{options.written('env')} {refusal}")
-    cores = choose_cores(options, target)
-    checks.ranks_to_show(options.ranks, cores, options.written("ranks"))
+    forced = None if target.hosts else os.environ.get(env_vars.CORES)
+    written = "tpunb run --cores" if forced else options.written("cores")
+    cores = choose_cores(target, forced or options.cores, written)
+    ranks_to_show(options.ranks, cores, options.written("ranks"))
     target.get_ready()
     # Imported late: it is large, and `%load_ext` must be fast.
     from tpunb.kernel import pipeline
@@ -56,14 +56,12 @@ def refuse_unsupported(target: Target, options: TrainOptions) -> None:
             raise TpunbError(f"{options.written(name.replace('_', '-'))}: {why}")
 
 
-def choose_cores(options: TrainOptions, target: Target) -> int:
+def choose_cores(target: Target, wanted: Cores | str | None, option: str) -> int:
     """Return the number of cores of a run, all hosts together.
 
-    Raises UsageError if the target cannot run that many.
+    `option`: as the user writes it. Raises UsageError if the target cannot run that many.
     """
-    forced = None if target.hosts else os.environ.get(env_vars.CORES)
     try:
-        return target.choose_cores(forced or options.cores)
+        return target.choose_cores(wanted)
     except ValueError as error:
-        written = "tpunb run --cores" if forced else options.written("cores")
-        raise UsageError(f"{written}: {error}") from None
+        raise UsageError(f"{option}: {error}") from None

@@ -24,7 +24,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import calls, checks, cost, device, panel, rank_names, setup
+from tpunb.kernel import calls, cost, device, panel, rank_names, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
@@ -33,8 +33,9 @@ from tpunb.kernel.options import (
     LaunchOptions,
     SetupOptions,
     TrainOptions,
+    ranks_to_show,
 )
-from tpunb.kernel.prepare import prepare
+from tpunb.kernel.prepare import choose_cores, prepare, refuse_unsupported
 from tpunb.kernel.rank_names import RankNames
 from tpunb.kernel.returned import Returned, ReturnedRun
 from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
@@ -204,7 +205,9 @@ class Session:
     def _choose_defaults(self, options: SetupOptions) -> None:
         here = self.machine()
         if options.cores is not None:
-            self.defaults.cores = checks.check_cores(here, options.cores, "%tpu_setup --cores")
+            self.defaults.cores = choose_cores(
+                LocalTarget(here), options.cores, "%tpu_setup --cores"
+            )
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
         change = self.choose_device(options.kernel_device)
@@ -425,6 +428,7 @@ class Session:
         show = partial(show_waiting, front)
         try:
             target = kinds.find_target(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            refuse_unsupported(target, options)
             if not options.dry_run and (costs := target.estimate.describe(options.timeout)):
                 show("; ".join(costs))
             return target
@@ -585,9 +589,7 @@ class Session:
         folder = state.find_active(self.defaults.runs, options.run)
         mirror.ensure(folder)
         run = Attached(folder)
-        shown_ranks = checks.ranks_to_show(
-            options.ranks, run.spec.world_size, "%tpu_attach --ranks"
-        )
+        shown_ranks = ranks_to_show(options.ranks, run.spec.world_size, "%tpu_attach --ranks")
         age = max(0.0, time.time() - run.dir.spec.stat().st_mtime)
         view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=html.LEAVE)
         with counted_interrupts() as interrupts:

@@ -26,7 +26,7 @@ from tpunb.kernel.launcher import (
     show_events,
 )
 from tpunb.kernel.options import TRAIN, TrainOptions
-from tpunb.kernel.prepare import prepare
+from tpunb.kernel.prepare import prepare, refuse_unsupported
 from tpunb.machine import machine
 from tpunb.notebook.convert import earlier_values, redaction
 from tpunb.notebook.errors import NotebookError
@@ -66,6 +66,7 @@ def submit(
     options = _options(snapshot)
     options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
+    refuse_unsupported(target, options)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))

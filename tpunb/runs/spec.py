@@ -299,10 +299,6 @@ class RunSpec:
         first = node_rank * self.local_world_size
         return range(first, first + self.local_world_size)
 
-    def host_of(self, rank: int) -> str | None:
-        """Return the name of a rank's host; None for a run on one machine."""
-        return self.hosts[rank // self.local_world_size] if self.hosts else None
-
     def name_rank(self, rank: int) -> str:
         """Return '3', or 'host-1/3' for a run on several hosts."""
         return self.name_ranks([rank])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from tpunb.utils import files
 from tpunb.worker.supervisor import hosts
 from tpunb.worker.supervisor.device_lock import RunDescription
 from tpunb.worker.supervisor.hosts import Hosts, Leader
-from tpunb.worker.supervisor.main import QueuedRun, SupervisorLog
+from tpunb.worker.supervisor.main import QueuedRun
 
 
 @pytest.fixture
@@ -79,31 +78,6 @@ def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
         Stop(StopCause.USER, "once", StopOrigin.HANDLE),
         Stop(),
     ]
-
-
-def test_supervisor_log_is_in_every_open_run_folder(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    handler = SupervisorLog()
-    log = logging.getLogger("tpunb.worker.supervisor.main")
-    try:
-        log.info("without a run")
-        first, second = tmp_path / "first", tmp_path / "second"
-        for folder in (first, second):
-            folder.mkdir()
-            handler.open_run(folder)
-        handler.open_run(tmp_path / "deleted")
-        log.info("with two")
-        handler.close_run(first)
-        log.info("with one")
-        handler.close_run(second)
-        handler.close_run(tmp_path / "deleted")
-    finally:
-        logging.getLogger("tpunb").removeHandler(handler)
-    assert "without a run" in capfd.readouterr().err
-    assert (first / "supervisor.log").read_text().count("with") == 1
-    assert (second / "supervisor.log").read_text().count("with") == 2
-    assert (first / "supervisor.log").stat().st_mode & 0o077 == 0
 
 
 def test_stop_on_a_host_with_a_queued_run_reaches_host_0(

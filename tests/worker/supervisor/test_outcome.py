@@ -123,42 +123,6 @@ def test_success_needs_the_finished_end_of_all_ranks(
         assert "the end of the train cell" in result.failure.headline()
 
 
-def test_interrupt_not_sent_by_tpunb_is_a_failure(tmp_path: Path) -> None:
-    """The rank raises the error, and ends after the stop that follows from it."""
-    ends = [
-        ProcessExit(1, 12, 130, NOW + 0.1),
-        ProcessExit(0, 11, 130, NOW + 0.2, signals_sent=frozenset({"SIGINT"})),
-    ]
-    for cause in (StopCause.PEER_FAILED, StopCause.USER):
-        result = result_of(
-            tmp_path,
-            *ends,
-            cause=cause,
-            errors={1: {**INTERRUPT, "time": NOW - 0.01}, 0: {**INTERRUPT, "time": NOW + 0.1}},
-        )
-        assert result.state == "failed"
-        [failure] = result.failures
-        assert failure.rank == 1
-        assert "KeyboardInterrupt: not sent by tpunb" in failure.headline()
-
-
-@pytest.mark.parametrize("error", [None, VALUE])
-def test_crash_of_the_rank_watching_process_is_not_the_prelude(
-    tmp_path: Path, error: dict[str, object] | None
-) -> None:
-    run = directory.create_run(tmp_path, "n")
-    if error is not None:
-        run.error(0, None).parent.mkdir(parents=True)
-        files.write_json(run.error(0, None), {**error, "time": NOW})
-    end = ProcessExit(None, 10, -9, NOW, finished=False, ranks_forked=True)
-    seen = RunObservation(NOW - 9, NOW + 1, [end], None, 0, None, 3)
-    [failure] = build_result(run, SPEC, seen).failures
-    assert failure.kind is FailureKind.LOST
-    assert failure.cell is None
-    how = "was killed with SIGKILL" if error is None else "failed: ValueError"
-    assert failure.headline().startswith(f"the process that watches the ranks {how}")
-
-
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
