@@ -486,7 +486,9 @@ def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
     if case.mode == "background":
         _in_background(watch)
     else:
-        limit = threading.Timer(PATIENCE, state.request_stop, (run.dir, GIVEN_UP), {"now": True})
+        limit = threading.Timer(
+            PATIENCE, state.request_stop, (run.dir, Stop(reason=GIVEN_UP, now=True))
+        )
         limit.start()
         for _ in watch.events():
             pass

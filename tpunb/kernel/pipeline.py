@@ -250,6 +250,11 @@ class RunRequest:
         return max(1, len(self.target.hosts))
 
     @property
+    def costs(self) -> list[str]:
+        """Lines about the cost of the run."""
+        return self.target.estimate.describe(self.options.timeout)
+
+    @property
     def restored(self) -> dict[str, str]:
         """Additional variables for the prelude, whose cells remove them from the environment."""
         removed = self.notebook.removed
@@ -267,7 +272,6 @@ class RunRequest:
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
         """Yield the notes that are shown before the run begins."""
-        yield from self.target.estimate.describe(self.options.timeout)
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"

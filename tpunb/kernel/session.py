@@ -372,12 +372,12 @@ class Session:
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)
-        vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
         here = self.machine(dict(options.env))
         if options.on is None:
             target: Target = self._local_target(options, here)
         else:
             target = self._find_place(options.on, options, interrupts or Interrupts(), front)
+        vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
 
         def convert() -> PreparedNotebook:
             from tpunb.kernel import pipeline
@@ -519,7 +519,7 @@ class Session:
         handle = BackgroundRun(
             run,
             logs=request.shown_ranks,
-            notes=request.notes(run.spec),
+            notes=(*request.costs, *request.notes(run.spec)),
             raises=not options.no_raise,
             bind=bind,
             ended=lambda result: self.launcher.remember(script, result, run.spec),
@@ -536,7 +536,7 @@ class Session:
         The interrupt key stops the run; pressed again, it skips the grace period. If the run cannot
         be stopped, the first press reports this, and the second one leaves the run: returns None.
         """
-        for note in request.notes(run.spec):
+        for note in (*request.costs, *request.notes(run.spec)):
             view.show(Note(note))
         if not follow_to_end(panel.show_run(run, view), run, interrupts, INTERRUPTED):
             view.leave("still running; this cell stopped following it")

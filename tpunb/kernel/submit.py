@@ -72,8 +72,7 @@ def submit(
         print(pipeline.describe_plan(request))
         return 0
     request.raise_for_lint()
-    costs = target.estimate.describe(options.timeout)
-    for line in costs:
+    for line in request.costs:
         print(line)
     cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
@@ -91,9 +90,8 @@ def submit(
             print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
-    notes = list(request.notes(run.spec))[len(costs) :]  # they are above the question
     try:
-        return follow(run, request.shown_ranks, _INTERRUPTED, notes)
+        return follow(run, request.shown_ranks, _INTERRUPTED, request.notes(run.spec))
     finally:
         launcher.close()
 

@@ -365,7 +365,7 @@ class Supervision:
         self._on_runner_exit(-signal.SIGKILL if code is None else code, by_itself=by_itself)
 
     def stop(self, stop: Stop) -> None:
-        """End the run, on all hosts, even if it is stopping already."""
+        """End the run on all hosts; with `stop.now`, at once, even if it is stopping already."""
         if self._hosts is not None:
             self._hosts.say(stop)
         self._stop_here(stop)
