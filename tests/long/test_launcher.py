@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import until
-from tests.scenarios.test_launcher import COUNTS, DETACHES, WAITING, ended, says, written
+from tests.scenarios.test_launcher import WAITING, ended, says, written
 from tests.support import Driver, Seen, fork_server, left_below
 from tpunb.errors import TpunbError
 from tpunb.kernel.launcher import Attached
@@ -101,6 +101,29 @@ def test_supervisor_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) 
     assert processes.find_process(supervisor) is None
     assert driver.launcher._retired == []
     driver.launcher.close()
+
+
+DETACHES = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may ignore it (nohup)
+from pathlib import Path
+from tests.support import Driver
+driver = Driver(Path(sys.argv[1]))
+driver.warm()
+first = driver.launcher.supervisor
+run, _ = driver.start(["import os, time"], sys.argv[2], returns=("n",), detached=True)
+second = driver.launcher.supervisor
+assert first is not None and second is not None and second is not first
+print(run.dir.path, first.pid, second.pid, flush=True)
+time.sleep(600)
+"""
+COUNTS = """
+for i in range(40):
+    print("line", i, flush=True)
+    while i == 3 and not os.path.exists(os.environ["TPUNB_RUN"] + "/go on"):
+        time.sleep(0.05)
+n = int(os.environ["RANK"]) + 7
+"""
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])

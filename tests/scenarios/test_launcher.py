@@ -652,29 +652,6 @@ class TestTheQueue:
         other.launcher.close()
 
 
-DETACHES = """
-import signal, sys, time
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may ignore it (nohup)
-from pathlib import Path
-from tests.support import Driver
-driver = Driver(Path(sys.argv[1]))
-driver.warm()
-first = driver.launcher.supervisor
-run, _ = driver.start(["import os, time"], sys.argv[2], returns=("n",), detached=True)
-second = driver.launcher.supervisor
-assert first is not None and second is not None and second is not first
-print(run.dir.path, first.pid, second.pid, flush=True)
-time.sleep(600)
-"""
-COUNTS = """
-for i in range(40):
-    print("line", i, flush=True)
-    while i == 3 and not os.path.exists(os.environ["TPUNB_RUN"] + "/go on"):
-        time.sleep(0.05)
-n = int(os.environ["RANK"]) + 7
-"""
-
-
 def test_result_that_cannot_be_written_gives_a_lost_run(driver: Driver) -> None:
     seen = driver.run(
         ["import os"], "os.makedirs(os.environ['TPUNB_RUN'] + '/result.json/x')", ranks=1

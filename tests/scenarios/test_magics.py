@@ -168,12 +168,6 @@ class TestATrainCell:
         [bundle] = ran.cards()
         assert spent in bundle["text/html"]
 
-    def test_ranks_option_selects_the_log_lines_shown(self, nb: Kernel) -> None:
-        ran = train(nb, "print('rank', rank(), os.environ['A'])", "--ranks 1-2 --env A=1").good()
-        assert set(re.findall(r"rank (\d) 1", ran.stdout)) == {"1", "2"}
-        log = last_run(nb).log.read_text()
-        assert set(re.findall(r"rank (\d)", log)) == {"0", "1", "2"}
-
     def test_dry_run(self, nb: Kernel) -> None:
         before = len(list_runs(nb.folder / "runs"))
         nb.run(f"{PRELUDE}\n!true", "prelude").good()
@@ -546,15 +540,10 @@ class TestListings:
         first, *lines = logs("good")
         assert first.startswith("[tpunb] rehearsal on CPU")
         assert sorted(lines) == ["[0] first", "[0] last 0", "[1] first", "[1] last 1"]
-        assert logs("good --ranks 1") == ["[1] first", "[1] last 1"]
         assert logs("good --ranks 1 --tail 1") == ["[1] last 1"]
         assert logs("good --grep 'last.1' --stream stdout") == ["[1] \x1b[1;31mlast 1\x1b[0m"]
         assert "regular expression" in nb.run("%tpu_logs --grep (", "list").stderr
         assert "no run in" in nb.run("%tpu_logs ugly", "list").traceback
-        assert "matches several runs" in nb.run("%tpu_logs 20", "list").traceback
-        assert "-good has no rank 2: its ranks are 0 to 1" in (
-            nb.run("%tpu_logs good --ranks 2", "list").traceback
-        )
         nb.run(f"%tpu_setup --cores 3 --runs '{nb.folder}/runs'", "setup").good()
 
     def test_magic_help_and_unknown_options(self, nb: Kernel) -> None:
