@@ -123,11 +123,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("node", NodeOptions, _node, "run one host's part of a run on several hosts")
     add("clean", CleanOptions, _clean, "remove old runs, after a confirmation")
-    add("keep", KeepOptions, _keep, "keep this machine running: cancel --stop-when-done")
+    add("keep", NoOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
     add(
         "complete",
-        CompleteOptions,
+        NoOptions,
         _complete,
         'print the completion code for bash and zsh; use: eval "$(tpunb complete)"',
     )
@@ -854,11 +854,11 @@ def _clean(chosen: CleanOptions) -> int:
 
 
 @dataclass(frozen=True)
-class KeepOptions:
-    """Options of `tpunb keep`: none."""
+class NoOptions:
+    """Options of commands that have none."""
 
 
-def _keep(chosen: KeepOptions) -> int:
+def _keep(chosen: NoOptions) -> int:
     from tpunb.machine.auto_stop import keep_running
 
     print(keep_running())
@@ -871,12 +871,7 @@ complete -o default -C 'tpunb complete' tpunb"""
 """Code for the shell, which then runs `tpunb complete` with COMP_LINE and COMP_POINT set."""
 
 
-@dataclass(frozen=True)
-class CompleteOptions:
-    """Options of `tpunb complete`: none."""
-
-
-def _complete(chosen: CompleteOptions) -> int:
+def _complete(chosen: NoOptions) -> int:
     print(COMPLETION)
     return 0
 

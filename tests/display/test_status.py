@@ -72,7 +72,7 @@ PRELUDE = [
     Block("prelude", 9, 9, 2, 7, seconds=30.0),
 ]
 STARTED = RanksStarted(0, (11, 12, 13, 14))
-BY_BUTTON = Stop(StopCause.USER, StopOrigin.NOTEBOOK)
+BY_BUTTON = Stop(StopCause.USER, origin=StopOrigin.NOTEBOOK)
 INTERRUPTED = Stopping("SIGINT", "interrupted in the notebook", stop=BY_BUTTON)
 
 

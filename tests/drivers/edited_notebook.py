@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpunb.kernel.changes import Changes, PreludeCell
-from tpunb.kernel.taken import Taken, take
+from tpunb.kernel.taken import TakenValues, take
 from tpunb.utils.names_read import names_read
 
 
@@ -54,13 +54,13 @@ class Notebook:
         """The names of the cells above the train cell that were executed."""
         return [name for name in self.cells if name not in self.below and name in self.numbers]
 
-    def taken(self) -> Taken:
+    def taken(self) -> TakenValues:
         """What a run of the train cell takes from the kernel."""
         prelude = [PreludeCell(self.cells[name], self.numbers[name]) for name in self.above()]
         names = names_read(ast.parse(textwrap.dedent(self.train)), self.kernel)
         return take(self.changes, prelude, names, self.ran + 1)
 
-    def start(self) -> tuple[Taken, dict[str, Any]]:
+    def start(self) -> tuple[TakenValues, dict[str, Any]]:
         """Run the prelude; return what is taken from the kernel, and the train cell's namespace."""
         taken = self.taken()
         namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -58,16 +58,6 @@ def test_grid_option_runs_trials_and_resumes_failed_ones(nb: Kernel) -> None:
     assert len(lines(nb, "ran.txt")) == 5  # only the failed trial runs again
 
 
-def test_changed_module_makes_another_sweep(nb: Kernel) -> None:
-    cell = (
-        "%%tpu_train --cores 1 --grid rate=0.1\nimport mine\nopen('said.txt', 'a').write(mine.said)"
-    )
-    for said in ("one", "two and more", "two and more"):
-        (nb.folder / "mine.py").write_text(f"said = '{said}\\n'")
-        nb.run(cell, "mine").good()
-    assert lines(nb, "said.txt") == ["one", "two and more"]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -11,6 +11,7 @@ from IPython.core.error import StdinNotImplementedError  # IPython's name for "n
 
 from tpunb.kernel import cost
 from tpunb.kernel.options import TrainOptions
+from tpunb.kernel.prepare import refuse_unsupported
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.jobset import JobSetTarget
 from tpunb.places.target import Estimate
@@ -59,7 +60,6 @@ class Asked:
         (20.0, Estimate(PRICE), 7200.0, False),
         (19.9, Estimate(PRICE), 7200.0, True),
         (20.0, Estimate(PRICE), None, True),  # it may take any time
-        (20.0, Estimate(PRICE, longest=3600.0), None, False),
         (20.0, Estimate(unknown="no zone"), 60.0, True),
     ],
 )
@@ -108,6 +108,6 @@ def test_cost_question_not_answered_yes_starts_nothing(
 
 def test_options_that_a_place_cannot_honour_are_refused() -> None:
     found = target(None, Estimate(), detach="it always is", stop="nobody can stop it")
-    cost.refuse_options(found, TrainOptions())
+    refuse_unsupported(found, TrainOptions())
     with pytest.raises(TpunbError, match="%%tpu_train --detach: it always is"):
-        cost.refuse_options(found, TrainOptions(detach=True))
+        refuse_unsupported(found, TrainOptions(detach=True))

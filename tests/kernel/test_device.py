@@ -62,8 +62,8 @@ def test_the_variable_that_importing_torch_xla_sets_is_not_the_users_choice(
 
 def test_a_device_in_use_cannot_be_changed(kernel: pytest.MonkeyPatch) -> None:
     importing_xla(kernel, pjrt="CPU", runs=True)
-    device._note_cell(SimpleNamespace(execution_count=7))
-    device._note_cell(SimpleNamespace(execution_count=8))
+    device.note_cell(SimpleNamespace(execution_count=7))
+    device.note_cell(SimpleNamespace(execution_count=8))
     assert device.cell_that_took_device() == 7
     assert device.choose_device() is None
     assert device.choose_device("TPU") == (

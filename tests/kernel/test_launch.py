@@ -24,11 +24,8 @@ from tpunb.xla import launchers
         ("a\nlaunch()", [2], 2),
         ("\n  \na\nlaunch()", [2], 4),
         ("%%time\na\nlaunch()", [1, 2], 3),
-        ("\n%%time\n\n\nlaunch()", [1, 1], 5),
         ("%%time\n%%capture out\na\nlaunch()", [1, 1, 2], 4),
         ("a\n%time launch()", [2, 1], 2),
-        ("%%unknown\nlaunch()", [1], 1),
-        ("launch()", [7], 1),
     ],
 )
 def test_line_of_a_call_within_its_cell(source: str, lines: list[int], line: int) -> None:
@@ -79,10 +76,6 @@ class TestInAProcessThatIsOneCore:
         assert (result.state, result.name, result.world_size) == ("succeeded", "sum", 1)
         assert (result.returns, result.dir) == ({"value": 2}, Path.cwd())
         assert capsys.readouterr().out == "cores=4 is ignored: 1 rank runs\n"
-
-    def test_launch_in_a_script_raises_the_exception_of_the_function(self) -> None:
-        with pytest.raises(ZeroDivisionError):
-            tpunb.launch(lambda: 1 / 0)
 
     def test_launch_in_a_rank_calls_the_function(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -100,19 +100,6 @@ def test_a_front_end_that_answers_shows_each_ranks_log_with_a_search(watched: Wa
     assert "[1] later</pre>" in shown._log.value
 
 
-def test_ranks_of_several_hosts_have_the_names_of_the_card(run: RunDir) -> None:
-    run.write_spec(replace(state.read_spec(run), hosts=("h0", "h1"), place="pod"))
-    watched = Watched(run)
-    watched.answer()
-    shown = watched.panel._widgets
-    assert shown is not None
-    shown._tabs.selected_index = 1
-    watched.wait(0.1)
-    lines = "[h0/0] a\n[h0/1] b\n[h0/1 err] ValueError: &lt;b&gt;\n[h1/2] c"
-    assert lines in shown._log.value
-    watched.panel.end()
-
-
 def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched) -> None:
     watched.answer()
     shown = watched.panel._widgets
@@ -139,14 +126,6 @@ def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched)
     assert 'alt="lr from 1 to 1"' in shown._chart.value
 
 
-def test_panel_is_replaced_by_a_line_at_the_end(watched: Watched, run: RunDir) -> None:
-    watched.answer()
-    watched.panel.end()
-    assert watched.bundles[1:] == [{"text/plain": f"log: {run.log} (%tpu_logs searches it)"}]
-    watched.panel.end()
-    assert len(watched.bundles) == 2
-
-
 def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None:
     handle = panel.BackgroundPanel(state.read_spec(run), run)
     opened, bundles = handle.panel, []
@@ -161,19 +140,6 @@ def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None
     [request] = map(json.loads, run.requests.read_text().splitlines())
     assert "stopped with its button" in request.values()
     opened.end()
-
-
-def test_panel_has_a_rank_selector_for_many_ranks(tmp_path: Path) -> None:
-    run = made(tmp_path, "many", cores=256)
-    run.log.write_text("[0] a\n[255] b\n")
-    watched = Watched(run)
-    watched.answer()
-    shown = watched.panel._widgets
-    assert shown is not None
-    shown._tabs.selected_index, shown._rank.value = 1, "255"
-    watched.wait(0.1)
-    assert ">[255] b</pre>" in shown._log.value
-    watched.panel.end()
 
 
 def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> None:
@@ -202,8 +168,6 @@ def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> No
         ((7, 0), {}, Clicks.AT_ONCE),
         ((7, 4), {"stops": False}, Clicks.NEVER),
         ((6, 31), {}, Clicks.AFTER_THE_CELL),
-        ((6, 17), {"stops": False}, Clicks.AFTER_THE_CELL),
-        ((6, 17), {"batch": True}, Clicks.NEVER),
         ((7, 4), {"publish": None}, Clicks.NEVER),
     ],
 )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tpunb.errors import LintError
+from tpunb.errors import LintError, TpunbError
 from tpunb.kernel import pipeline
 from tpunb.kernel.options import TRAIN
-from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
+from tpunb.kernel.pipeline import PreparedNotebook, RunRequest, find_checkpoints
 from tpunb.machine.environment import Change, SpmdEnvironment
 from tpunb.machine.machine import Machine
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.models import Cell, LeftOut, Snapshot
-from tpunb.runs.spec import Device
+from tpunb.places.local import LocalTarget
+from tpunb.runs.directory import RunDir, new_run
+from tpunb.runs.spec import Device, RunSpec
 
 CELLS = (
     Cell(0, "code", "!pip install x\nx = 1", 1),
@@ -44,7 +47,8 @@ def request(
 ) -> RunRequest:
     machine = Machine("local", device, 0, "", 8, 2**34)
     options = TRAIN.parse_line(line, {})
-    return RunRequest(options, notebook, machine, cores, spmd, {}, changes, frozenset())
+    here = LocalTarget(machine, {})
+    return RunRequest(options, notebook, machine, cores, spmd, {}, changes, here, frozenset())
 
 
 SMALL = Snapshot((Cell(0, "code", "%%tpu_train\n1", 1),), 0, None, "the test")
@@ -76,15 +80,6 @@ def test_the_plan_lists_omissions_with_their_reasons() -> None:
         "      x = 1",
         "    → make it even",
     ]
-
-
-def test_the_plan_of_a_notebook_that_is_replicated_whole() -> None:
-    text = pipeline.describe_plan(
-        request(notebook(SMALL, replicate="it says so"), device="TPU", cores=8)
-    )
-    assert "left out:" not in text
-    assert "notebook: no file (from the test)\nprelude: none; train cell: [1]\n" in text
-    assert "8 TPU cores; every rank runs the prelude: it says so\n" in text
 
 
 def test_options_go_into_the_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -137,3 +132,40 @@ def test_lint_tells_of_the_train_cell_first() -> None:
     assert [*notebook(SMALL, HINT, own).lint_notes()] == [
         "lint: cell [4], line 1: it is slow. Fix: do it faster"
     ]
+
+
+HERE = LocalTarget(Machine("local", "CPU", 0, "", 8, 2**34))
+
+
+def saved(runs: Path, snapshot: str, *, trial: bool = False) -> RunDir:
+    """A run that has saved a checkpoint."""
+    with new_run(runs, "n") as run:
+        run.write_spec(RunSpec(run.id, "n", 1, "CPU", "/", (), (), trial=trial))
+    run.attempt(0, 0).mkdir(parents=True)
+    run.saving(0, 0).write_text("1.0\n")
+    run.checkpoints.mkdir()
+    run.snapshot.write_text(snapshot)
+    return run
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]", "{}"])
+@pytest.mark.parametrize("notebook", ["/nb.ipynb", None])
+def test_last_passes_over_runs_with_a_damaged_notebook(
+    tmp_path: Path, damaged: str, notebook: str | None
+) -> None:
+    ours = saved(tmp_path, json.dumps({"path": notebook}))
+    saved(tmp_path, damaged)
+    assert find_checkpoints("last", tmp_path, notebook, HERE) == (str(ours.checkpoints), ours.id)
+    with pytest.raises(TpunbError, match="no run of this notebook"):
+        find_checkpoints("last", tmp_path, "/other.ipynb", HERE)
+
+
+def test_last_is_no_trial_of_a_grid_unless_it_is_named(tmp_path: Path) -> None:
+    trial = saved(tmp_path, '{"path": "/nb.ipynb"}', trial=True)
+    with pytest.raises(TpunbError, match="saved a checkpoint, but trials of --grid have; to "):
+        find_checkpoints("last", tmp_path, "/nb.ipynb", HERE)
+    ours = saved(tmp_path, '{"path": "/nb.ipynb"}')
+    later = saved(tmp_path, '{"path": "/nb.ipynb"}', trial=True)
+    assert find_checkpoints("last", tmp_path, "/nb.ipynb", HERE)[1] == ours.id
+    for each in (trial, later):
+        assert find_checkpoints(each.id, tmp_path, "/nb.ipynb", HERE)[1] == each.id

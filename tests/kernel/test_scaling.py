@@ -10,7 +10,6 @@ import pytest
 import tpunb
 from tests.support import Driver
 from tpunb.errors import TpunbError
-from tpunb.machine.tpu import GENERATIONS
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import Price
 
@@ -78,8 +77,3 @@ class TestCompare:
 def test_scaling_without_runs_is_an_error() -> None:
     with pytest.raises(TpunbError, match="needs runs"):
         tpunb.scaling()
-
-
-def test_teraflops_of_tpu_generations_increase() -> None:
-    peaks = [GENERATIONS[name].teraflops for name in ("v2", "v3", "v4", "v5p", "v6e", "v7x")]
-    assert peaks == sorted(peaks)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +18,16 @@ from IPython.core.magic import Magics
 
 import tpunb
 from tests.kernel.test_pipeline import SMALL, notebook
-from tpunb.errors import LintError, RankFailedError, TpunbError
+from tpunb.errors import RankFailedError, TpunbError
 from tpunb.kernel import device, options, pipeline, session, setup
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
-from tpunb.kernel.resume import find_checkpoints
+from tpunb.kernel.pipeline import RunRequest
 from tpunb.kernel.session import Session
-from tpunb.notebook.lint.findings import Finding
 from tpunb.runs import last_run, listing
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import RunSpec, RunState, Stop
 from tpunb.utils import files
 
 
@@ -38,22 +36,15 @@ class FakeRun(Run):
 
     def __init__(self, folder: RunDir, spec: RunSpec, launcher: FakeLauncher) -> None:
         self.dir, self.spec, self.launcher = folder, spec, launcher
-        self.stops: list[tuple[StopCause, StopOrigin | None, bool]] = []
+        self.stops: list[Stop] = []
 
     def events(self) -> Iterator[None]:
         for happens in self.launcher.happens:
             happens()
             yield None
 
-    def stop(
-        self,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        self.stops.append((cause, origin, now))
+    def stop(self, stop: Stop) -> None:
+        self.stops.append(stop)
 
     def result(self) -> RunResult:
         state, spec = self.launcher.state, self.spec
@@ -76,12 +67,12 @@ class FakeLauncher:
     def retire(self) -> None:
         self.calls.append("retire")
 
-    def start(
-        self, folder: RunDir, spec: RunSpec, *args: object, detached: bool, **values: object
+    def begin(
+        self, request: RunRequest, folder: RunDir, spec: RunSpec, *args: object
     ) -> FakeRun | Attached:
         self.calls.append("start")
         files.write_json(folder.spec, spec.to_json())
-        if detached:
+        if request.options.detach:
             return Attached(folder)
         self.run = FakeRun(folder, spec, self)
         return self.run
@@ -126,13 +117,6 @@ def test_train_prepares_starts_follows_and_binds_the_result(kernel: Session) -> 
     assert (result.dir.parent, result.dir.name.endswith("-mine")) == (kernel.defaults.runs, True)
 
 
-def test_a_dry_run_starts_nothing(kernel: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(kernel, "--dry-run") is None
-    assert calls(kernel) == []
-    assert "the prelude runs once" in capsys.readouterr().out
-    assert not kernel.defaults.runs.exists()
-
-
 def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
     kernel: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -152,16 +136,6 @@ def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(
     started_with.write_bytes(b"")
     with pytest.raises(UsageError, match="--env PJRT_DEVICE=TPU: there is no TPU"):
         train(kernel, "--cores 4 --env PJRT_DEVICE=TPU")
-
-
-def test_missing_notebook_file_is_reported_once(
-    kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
-        snapshot = replace(SMALL, path=path, notes=(f"a note on {path}",))
-        monkeypatch.setattr(pipeline, "prepare_notebook", lambda *_, s=snapshot, **__: notebook(s))
-        train(kernel)
-        assert capsys.readouterr().out.count(f"a note on {path}\n") == told
 
 
 def test_a_cold_run_first_ends_the_preloaded_process(kernel: Session) -> None:
@@ -212,16 +186,6 @@ def test_returns_of_names_that_nothing_assigns_are_refused(kernel: Session) -> N
     assert calls(kernel) == ["warm"]
 
 
-def test_lint_refuses_a_run_that_certainly_fails(
-    kernel: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certain = notebook(SMALL, Finding("r", "error", 1, 1, "it fails", "mend it", certain=True))
-    monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: certain)
-    with pytest.raises(LintError):
-        train(kernel)
-    assert calls(kernel) == ["warm"]
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -250,8 +214,8 @@ def test_a_first_interrupt_stops_the_run_and_a_second_hurries(kernel: Session) -
     kernel.launcher.happens = [nothing, twice, nothing, interrupt]
     train(kernel)
     assert kernel.launcher.run is not None
-    user = (StopCause.USER, StopOrigin.NOTEBOOK)
-    assert kernel.launcher.run.stops == [(*user, False), (*user, True)]
+    stop = session.INTERRUPTED
+    assert kernel.launcher.run.stops == [stop, replace(stop, now=True)]
 
 
 @pytest.mark.parametrize("cell", ["# note\n%%tpu_train\n1", "x = 1\n%%tpu_debug --nan\nx"])
@@ -285,70 +249,6 @@ class TestCores:
         assert train(kernel, "--cores 1").world_size == 4
 
 
-class TestResume:
-    def test_resume_from_a_url_or_folder(self, kernel: Session) -> None:
-        Path("kept").mkdir()
-        runs, url, path = Path("runs"), "gs://bucket/run", str(Path("kept").absolute())
-        assert find_checkpoints(url, runs, None) == (url, url)
-        assert find_checkpoints("kept", runs, None) == (path, path)
-
-    def test_a_run_without_a_checkpoint(self, kernel: Session) -> None:
-        train(kernel, "--name first")
-        with pytest.raises(TpunbError, match="-first has no checkpoint to continue from"):
-            train(kernel, "--resume first")
-        [run] = kernel.defaults.runs.iterdir()
-        (run / "checkpoints").mkdir()
-        found = find_checkpoints("first", kernel.defaults.runs, None)
-        assert found == (str(run / "checkpoints"), run.name)
-
-    @pytest.mark.parametrize("line", ["--resume last", "--resume", "--resume --cores 2"])
-    def test_resume_last_picks_the_latest_run_with_a_checkpoint(
-        self, kernel: Session, line: str
-    ) -> None:
-        for name, path, saved in (
-            ("a", None, True),
-            ("b", None, True),
-            ("c", "other.ipynb", True),
-            ("d", None, False),
-        ):
-            train(kernel, f"--name {name}")
-            [run] = kernel.defaults.runs.glob(f"*-{name}")
-            files.write_json(RunDir(run).snapshot, {"path": path})
-            (run / "checkpoints").mkdir()
-            if saved:
-                RunDir(run).attempt(0, 0).mkdir(parents=True)
-                files.append_text(RunDir(run).saving(0, 0), "0.1\n")
-        (run / "notebook.json").write_text('{"half')
-        train(kernel, line)
-        assert kernel.launcher.run is not None  # type: ignore[attr-defined]
-        spec = kernel.launcher.run.spec  # type: ignore[attr-defined]
-        assert spec.resumed_from.endswith("-b")
-
-    def test_resume_last_without_a_saved_run_is_an_error(self, kernel: Session) -> None:
-        with pytest.raises(TpunbError, match=r"no run of this notebook in .* has saved"):
-            train(kernel, "--resume last")
-
-
-def test_notebook_copy_is_kept_unchanged_in_the_run_folder(kernel: Session) -> None:
-    text = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1"], "outputs": [1]}]})
-    snapshot = SimpleNamespace(content=text, path=None)
-    folder = RunDir(Path.cwd())
-    kept = folder.path / "notebook.ipynb"
-    session._keep_notebook(snapshot, folder)  # type: ignore[arg-type]
-    assert (kept.read_text(), kept.stat().st_mode & 0o777) == (text, 0o600)
-    kept.unlink()
-    for content in (None, "no JSON"):
-        snapshot = SimpleNamespace(content=content, path=None)
-        session._keep_notebook(snapshot, folder)  # type: ignore[arg-type]
-        assert not kept.exists()
-
-
-def test_setup_refuses_a_tpu_that_is_not_there(kernel: Session) -> None:
-    with pytest.raises(UsageError, match="%tpu_setup --kernel tpu: this machine has no TPU"):
-        kernel.setup(options.SETUP.parse_line("--kernel tpu", {}))
-    assert calls(kernel) == []
-
-
 def test_setup_preloads_unless_told_not_to(
     kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,13 +275,11 @@ def test_working_directory_removed_before_a_run_is_an_error(
     assert train(kernel).state == "succeeded"
 
 
-def test_failed_start_leaves_no_run_folder(
-    kernel: Session, monkeypatch: pytest.MonkeyPatch
+def test_missing_notebook_file_is_reported_once(
+    kernel: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: object, **values: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(kernel.launcher, "start", full)
-    with pytest.raises(TpunbError, match="nothing was started: No space left on device"):
+    for path, told in ((None, 1), (None, 0), ("there.ipynb", 1), ("there.ipynb", 1)):
+        snapshot = replace(SMALL, path=path, notes=(f"a note on {path}",))
+        monkeypatch.setattr(pipeline, "prepare_notebook", lambda *_, s=snapshot, **__: notebook(s))
         train(kernel)
-    assert list(kernel.defaults.runs.iterdir()) == []
+        assert capsys.readouterr().out.count(f"a note on {path}\n") == told

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import ROOT, Kernel, kernel
-from tests.fakes.dumps import DUMPS
 from tests.fakes.machine import FakeMachine
-from tests.fakes.metadata import FakeMetadataServer
 from tests.machine.machines import machine
 
 pytestmark = pytest.mark.usefixtures("lent")
@@ -124,12 +122,3 @@ class TestKernel:
         )
         made.release_lifelines(process)
         assert not (nb.folder / "runs").exists()
-
-
-def test_doctor_with_a_stalled_metadata_server(tmp_path: Path) -> None:
-    made = FakeMachine(tmp_path, dict(DUMPS["v6e-8"].env)).chips("v6e", 8).googles()
-    with FakeMetadataServer({}, "stalls") as server:
-        made.env["GCE_METADATA_HOST"] = server.host
-        told = json.loads(doctor(made, "--json")[1])
-    assert (told["metadata_server"], told["accelerator_type"]) == ("stalls", "v6e-8")
-    assert "metadata" in [one["id"] for one in told["advice"]]

@@ -18,6 +18,7 @@ from tpunb.kernel import submit
 from tpunb.kernel.launcher import Launcher
 from tpunb.kernel.pipeline import RunRequest
 from tpunb.machine.machine import Machine
+from tpunb.places.local import LocalTarget
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
@@ -30,17 +31,17 @@ def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
     """The mirror has begun, and would otherwise have no folder to write to."""
     request: Any = MagicMock()
     request.name = "train"
-    for name in ("_load", "_options", "cost", "kinds", "replace"):
+    for name in ("_load", "_options", "cost", "kinds", "refuse_unsupported", "replace"):
         monkeypatch.setattr(submit, name, MagicMock())
     monkeypatch.setattr(submit, "_prepare", lambda *given: request)
     monkeypatch.setattr(submit.redaction, "redacted_snapshot", lambda snapshot: snapshot)
-    monkeypatch.setattr(submit, "follow", lambda *given, **options: None)
+    monkeypatch.setattr(submit, "follow", lambda *given, **options: 0)
 
-    def start_at(*given: Any, **options: Any) -> Any:
+    def begin(*given: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return MagicMock()
 
-    monkeypatch.setattr(Launcher, "start_at", start_at)
+    monkeypatch.setattr(Launcher, "begin", begin)
     submit.submit(
         tmp_path, None, {}, "pod", tmp_path / "runs", detach=False, dry_run=False, yes=True
     )
@@ -48,19 +49,8 @@ def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
     assert '"do": "stop"' in directory.RunDir(path).requests.read_text()
 
 
-class _Pod:
-    """A place with two hosts without TPUs, with two ranks each."""
-
-    hosts = ("a", "b")
-
-    def machine(self, here: Machine) -> Machine:
-        return here
-
-    def choose_cores(self, wanted: object) -> int:
-        return 4
-
-    def resume(self, run: RunDir) -> str:
-        return str(run.checkpoints)
+POD = LocalTarget(Machine("local", "CPU", 0, "", 8, 2**34), cores=4, hosts=("a", "b"))
+"""Like a place with two hosts without TPUs, with two ranks each."""
 
 
 @pytest.fixture
@@ -71,8 +61,7 @@ def prepare(tmp_path: Path) -> Callable[[str], RunRequest]:
         notebook = v4.new_notebook(cells=[v4.new_code_cell(f"%%tpu_train {line}\nx = 1")])
         nbformat.write(notebook, tmp_path / "nb.ipynb")
         snapshot = submit._load(tmp_path / "nb.ipynb", None, {})
-        pod: Any = _Pod()
-        return submit._prepare(snapshot, submit._options(snapshot), pod, tmp_path / "runs")
+        return submit._prepare(snapshot, submit._options(snapshot), POD, tmp_path / "runs")
 
     return prepare
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import PATIENCE, until
-from tpunb.kernel import supervisor as module
 from tpunb.kernel.supervisor import BorrowedSupervisor, LentSupervisor, SupervisorProcess
-from tpunb.runs.spec import StopCause
-from tpunb.utils import env_vars, files, processes
+from tpunb.utils import env_vars, processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -76,29 +74,6 @@ def test_a_fork_server_that_cannot_import_reports_why(tmp_path: Path) -> None:
     supervisor.close(PATIENCE)
 
 
-def test_a_terminated_supervisor_reports_it_at_once() -> None:
-    """Then the next run is ordered from another supervisor."""
-    supervisor = SupervisorProcess(dict(os.environ))
-    until(lambda: processes.descendants(supervisor.pid), "it has started its fork server")
-    os.kill(supervisor.pid, signal.SIGTERM)
-    until(lambda: supervisor.poll() or supervisor.broken, "the supervisor says that it ends")
-    assert supervisor.broken == (
-        "the supervisor has ended: the supervisor was terminated (SIGTERM)"
-    )
-    supervisor.close(PATIENCE)
-
-
-def test_stop_reaches_a_supervisor_suspended_by_sigstop(tmp_path: Path) -> None:
-    supervisor = SupervisorProcess(dict(os.environ))
-    process = processes.find_process(supervisor.pid)
-    assert process is not None
-    os.kill(supervisor.pid, signal.SIGSTOP)
-    until(lambda: processes.process_state(process) == "T", "it is stopped")
-    supervisor.stop(tmp_path, StopCause.USER, "enough")
-    until(lambda: processes.process_state(process) != "T", "it goes on")
-    supervisor.close(PATIENCE)
-
-
 @pytest.mark.usefixtures("starts_processes")
 def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path: Path) -> None:
     """Processes that a rank started in sessions of their own, and temporary folders."""
@@ -121,22 +96,6 @@ def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path:
     other.kill()
     other.wait()
     supervisor.close(PATIENCE)
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_lent_supervisor_files_of_a_killed_lender_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    kept = {"tpunb-lent-used": os.getpid(), "tpunb-other": ended.pid, "tpunb-lent-new": None}
-    for name, pid in {**kept, "tpunb-lent-left": ended.pid}.items():
-        (tmp_path / name).mkdir()
-        if pid is not None:
-            files.write_json(tmp_path / name / "supervisor.json", {"pid": pid})
-    module._remove_abandoned()
-    assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -48,10 +48,10 @@ def test_huge_log_and_metrics_files_are_not_read_whole(folder: Path) -> None:
     for name in ("result.json", "notebook.json", "env.json", "attempts/0/0/saving.txt"):
         os.truncate(run.path / name, 40_000_000_000)
     age(run)
-    assert list(logs.read_lines(run, logs.Search(tail=1))) == ["[0] the last line"]
-    assert "were not searched; " in logs.read_for_cell(run, logs.Search(level="error"))
-    assert "[0] the last line\n" in logs.read_for_cell(run, logs.Search())
-    follower = logs.follow_lines(run, logs.Search(tail=1))
+    assert list(logs.read_lines(run, logs.LogSearch(tail=1))) == ["[0] the last line"]
+    assert "were not searched; " in logs.read_for_cell(run, logs.LogSearch(level="error"))
+    assert "[0] the last line\n" in logs.read_for_cell(run, logs.LogSearch())
+    follower = logs.follow_lines(run, logs.LogSearch(tail=1))
     assert next(follower) == ["[0] the last line"]
     follower.close()
     with pytest.warns(UserWarning, match=f"no best values for {run.id}"):

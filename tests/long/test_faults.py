@@ -32,7 +32,7 @@ from tpunb.runs import returns, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, Output
 from tpunb.runs.result import Failure
-from tpunb.runs.spec import FailureKind, StopCause
+from tpunb.runs.spec import FailureKind, Stop, StopCause
 from tpunb.utils import processes
 
 SLEEP = "time.sleep(600)"
@@ -434,9 +434,9 @@ def _from_outside(case: Case, run: Run | Attached, supervisor: int) -> None:
     """What somebody else does in this case."""
     if case.fault in STOPS:
         if isinstance(run, Run) and case.mode == "foreground":
-            run.stop(StopCause.USER, "enough")
+            run.stop(Stop(StopCause.USER, "enough"))
         else:
-            state.request_stop(run.dir, "enough")
+            state.request_stop(run.dir, Stop(reason="enough"))
     elif case.fault == "supervisor":
         os.kill(supervisor, signal.SIGKILL)
 
@@ -454,7 +454,7 @@ def _in_background(watch: Watch) -> None:
     try:
         assert handle.wait(PATIENCE) is handle.result
     except TimeoutError:  # the other cases shall not wait for this one
-        state.request_stop(watch.dir, GIVEN_UP, now=True)
+        state.request_stop(watch.dir, Stop(reason=GIVEN_UP, now=True))
         handle.wait()
         raise
 
@@ -486,7 +486,9 @@ def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
     if case.mode == "background":
         _in_background(watch)
     else:
-        limit = threading.Timer(PATIENCE, state.request_stop, (run.dir, GIVEN_UP), {"now": True})
+        limit = threading.Timer(
+            PATIENCE, state.request_stop, (run.dir, Stop(reason=GIVEN_UP, now=True))
+        )
         limit.start()
         for _ in watch.events():
             pass

@@ -12,7 +12,7 @@ from tests.fakes import hosts
 from tests.fakes.hosts import Pod
 from tests.scenarios.test_hosts import GO_ON, STORE, Make, make, pod
 from tpunb.runs import returns
-from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import FailureKind, RunState, Stop, StopCause, StopOrigin
 from tpunb.runs.stream import Alive
 
 
@@ -32,7 +32,7 @@ def test_stop_request_in_the_run_folder_of_one_host(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
     run.await_lines("begun")
-    state.request_stop(RunDir(run.folders[1]), "by hand", origin=StopOrigin.COMMAND)
+    state.request_stop(RunDir(run.folders[1]), Stop(reason="by hand", origin=StopOrigin.COMMAND))
     assert run.wait() == [130, 130]
     stop = run.nodes[0].result().stop
     assert stop is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import until
-from tests.scenarios.test_launcher import COUNTS, DETACHES, WAITING, ended, says, written
+from tests.scenarios.test_launcher import WAITING, ended, says, written
 from tests.support import Driver, Seen, fork_server, left_below
 from tpunb.errors import TpunbError
 from tpunb.kernel.launcher import Attached
@@ -19,7 +19,7 @@ from tpunb.kernel.supervisor import detached
 from tpunb.runs import returns, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Output
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop, StopCause
 from tpunb.utils import processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
@@ -64,7 +64,7 @@ def test_two_launchers_run_at_once(driver: Driver, tmp_path: Path) -> None:
         when=says("at work"),
         then=lambda run: (
             inner.append(other.run(["b = 2"], "print(b)")),
-            run.stop(StopCause.USER, "enough"),
+            run.stop(Stop(StopCause.USER, "enough")),
         )[0],
     )
     assert seen.result.state == "interrupted"
@@ -81,7 +81,7 @@ def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None
     server = fork_server(supervisor)
     assert server is not None
     os.kill(server.pid, signal.SIGKILL)
-    first.stop(StopCause.USER, "enough")
+    first.stop(Stop(StopCause.USER, "enough"))
     assert ended(first).state == "interrupted"
     assert ended(second).state == "succeeded"
     driver.launcher.close()
@@ -95,12 +95,35 @@ def test_supervisor_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) 
     seen = driver.run([], "print('other')", env={"PYTHONHASHSEED": "7"})
     assert seen.result.state == "succeeded"
     assert state.run_state(first.dir) == "running"
-    first.stop(StopCause.USER, "enough")
+    first.stop(Stop(StopCause.USER, "enough"))
     assert ended(first).state == "interrupted"
     driver.launcher.retire()
     assert processes.find_process(supervisor) is None
     assert driver.launcher._retired == []
     driver.launcher.close()
+
+
+DETACHES = """
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may ignore it (nohup)
+from pathlib import Path
+from tests.support import Driver
+driver = Driver(Path(sys.argv[1]))
+driver.warm()
+first = driver.launcher.supervisor
+run, _ = driver.start(["import os, time"], sys.argv[2], returns=("n",), detached=True)
+second = driver.launcher.supervisor
+assert first is not None and second is not None and second is not first
+print(run.dir.path, first.pid, second.pid, flush=True)
+time.sleep(600)
+"""
+COUNTS = """
+for i in range(40):
+    print("line", i, flush=True)
+    while i == 3 and not os.path.exists(os.environ["TPUNB_RUN"] + "/go on"):
+        time.sleep(0.05)
+n = int(os.environ["RANK"]) + 7
+"""
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP])

@@ -10,6 +10,7 @@ import torch
 
 from tests.support import Driver, Seen
 from tpunb.runs.events import Output
+from tpunb.runs.spec import Stop
 
 CORES = 4
 SETUP = """
@@ -243,7 +244,7 @@ except KeyboardInterrupt:
     raise
 """,
             when=lambda event: isinstance(event, Output) and "three" in event.text,
-            then=lambda run: run.stop("interrupt", "seen"),
+            then=lambda run: run.stop(Stop(reason="seen")),
         )
         assert seen.result.state == "interrupted"
         [file] = (seen.result.dir / "checkpoints").glob("*.pt")

@@ -17,7 +17,7 @@ from tests.support import Driver, left_below
 from tpunb.kernel.launcher import Run
 from tpunb.runs import state
 from tpunb.runs.events import Ended, Metric, RanksStarted
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop, StopCause
 from tpunb.utils import processes
 
 STOPS = int(os.environ.get("TPUNB_TEST_STOPS", "60"))
@@ -54,22 +54,22 @@ except KeyboardInterrupt:
 
 def _stop(kind: str, run: Run, ranks: list[int], dice: random.Random) -> None:
     if kind == "run":
-        run.stop(StopCause.USER, "enough")
+        run.stop(Stop(StopCause.USER, "enough"))
     elif kind == "folder":
-        state.request_stop(run.dir, "enough")
+        state.request_stop(run.dir, Stop(reason="enough"))
     elif kind == "twice":
-        run.stop(StopCause.USER, "enough")
+        run.stop(Stop(StopCause.USER, "enough"))
         time.sleep(dice.random() * 0.1)
-        run.stop(StopCause.USER, "again", now=True)
+        run.stop(Stop(StopCause.USER, "again", now=True))
     elif kind == "at once":
-        state.request_stop(run.dir, "enough", now=True)
+        state.request_stop(run.dir, Stop(reason="enough", now=True))
     else:
         for pid in ranks:
             process = processes.find_process(pid)
             if process is not None:
                 processes.send_signal(process, signal.SIGTERM)
         if not ranks:  # none has been started yet
-            run.stop(StopCause.USER, "enough")
+            run.stop(Stop(StopCause.USER, "enough"))
 
 
 def test_stops_at_random_moments(driver: Driver, tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_stops_while_a_run_starts(driver: Driver, how: str) -> None:
         run, _ = driver.start(["import time"], "time.sleep(600)", grace=1.0)
         assert isinstance(run, Run)
         time.sleep(number * 0.003)
-        run.stop(StopCause.USER, "enough")
+        run.stop(Stop(StopCause.USER, "enough"))
         if how == "hurried":
-            run.stop(StopCause.USER, "again", now=True)
+            run.stop(Stop(StopCause.USER, "again", now=True))
         for _ in run.events():
             continue
         result = run.result()

@@ -204,7 +204,7 @@ def test_after_the_run_and_not_before(watched: Watched) -> None:
 @pytest.mark.parametrize("origin", StopOrigin)
 def test_who_stops_the_run_by_hand_decides(watched: Watched, origin: StopOrigin) -> None:
     run = watched.run()
-    end(run, RunState.INTERRUPTED, Stop(StopCause.USER, origin))
+    end(run, RunState.INTERRUPTED, Stop(StopCause.USER, origin=origin))
     watched.give(run=str(run.path))
     assert watched.after(600)[0] is StopPhase.KEPT
     assert next(watched.looks, None) is None

@@ -219,7 +219,7 @@ def test_errors_at_the_start_are_failures_in_the_result(
 
 
 def test_a_stop_before_the_hosts_have_begun(run: RunDir) -> None:
-    state.request_stop(run, "stopped with tpunb stop", origin=StopOrigin.COMMAND)
+    state.request_stop(run, Stop(reason="stopped with tpunb stop", origin=StopOrigin.COMMAND))
     result = followed(run, ScriptedPlace(run, []))
     assert result is not None
     assert (result.state, result.reason) == (RunState.INTERRUPTED, "stopped with tpunb stop")
@@ -229,9 +229,9 @@ def test_a_stop_before_the_hosts_have_begun(run: RunDir) -> None:
 
 def test_stop_requests_are_passed_to_the_place(run: RunDir) -> None:
     def ask() -> Iterator[Said | None]:
-        state.request_stop(run, "enough")
+        state.request_stop(run, Stop(reason="enough"))
         yield None
-        state.request_stop(run, "enough", now=True)
+        state.request_stop(run, Stop(reason="enough", now=True))
         yield None
         run.requests.write_text(run.requests.read_text() + '{"do": "stop", "origin": "x"}\nno\n')
         yield None

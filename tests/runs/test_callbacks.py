@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,23 +63,6 @@ def test_callback_exception_is_reported_and_ends_nothing(got: Got, tmp_path: Pat
     made = passed_on(tmp_path, 1, *(Metric(0, step, {"loss": 1.0}) for step in range(3)))
     assert len(got) == 3
     assert made.problem.endswith("fails failed: ConnectionError: no network")
-
-
-def test_without_callbacks_there_is_no_thread(tmp_path: Path) -> None:
-    passed_on(tmp_path, 1, Metric(0, 1, {"loss": 1.0}))
-    assert not [t for t in threading.enumerate() if t.name == "tpunb-on-log"]
-
-
-def test_callback_defined_again_replaces_the_old_one(got: Got, tmp_path: Path) -> None:
-    def define(number: float) -> None:
-        @tpunb.on_log  # type: ignore[arg-type]
-        def send(values: dict[str, float], step: int | None) -> None:
-            got.append(({"again": number}, step))
-
-    define(1.0)
-    define(2.0)
-    passed_on(tmp_path, 1, Metric(0, 1, {"loss": 1.0}))
-    assert got == [({"loss": 1.0}, 1), ({"again": 2.0}, 1)]
 
 
 def test_callback_in_the_kernel_gets_each_step_once_in_a_rank_its_own(

@@ -30,8 +30,3 @@ def test_line_outside_cells_is_named_by_its_file() -> None:
     assert lines().locate("/lib/other.py", 1) == (None, None)
     assert "/lib/other.py" not in lines()
     assert "/runs/before/script.py" in lines()
-
-
-def test_a_block_survives_json() -> None:
-    spec = RunSpec("now", "n", 1, "CPU", "/", (), BLOCKS)
-    assert RunSpec.from_json({**spec.to_json()}).blocks == BLOCKS

@@ -55,18 +55,3 @@ def test_expected_cell_time_from_an_earlier_run(tmp_path: Path) -> None:
     # Another text is another cell, wherever it stands.
     changed = SCRIPT.replace("slow()", "other()")
     assert seconds(tmp_path, None, None, script=changed) == [None, None, 0.5, None]
-
-
-def test_expected_cell_time_from_the_newest_run(tmp_path: Path) -> None:
-    ran(tmp_path, "20260101-000000-n", [(1, 10.0), (2, 14.0), (TRAINING, 14.5)])
-    ran(tmp_path, "20260101-000001-n", [(2, 20.0), (TRAINING, 21.0)])  # the first was kept
-    ran(tmp_path, "20260101-000002-other", [(1, 30.0), (2, 37.0), (TRAINING, 38.0)])
-    assert seconds(tmp_path, None, None) == [None, 4.0, 1.0, None]
-
-
-def test_expected_cell_time_ignores_failed_and_empty_runs(tmp_path: Path) -> None:
-    assert seconds(tmp_path / "none", None, None) == [None, None, None, None]
-    ran(tmp_path, "20260101-000000-n", [(1, 10.0), (PhaseKind.ENDED, 14.0)])
-    ran(tmp_path, "20260101-000001-n", [(7, 10.0), (TRAINING, 14.0)])
-    (tmp_path / "20260101-000002-n").mkdir()
-    assert seconds(tmp_path, None, None) == [None, None, None, None]

@@ -93,15 +93,6 @@ def test_comparison_parameters_are_those_of_the_run_without_secrets(tmp_path: Pa
     assert parameters(two) == {"other": 1}
 
 
-def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame = tpunb.runs()
-    assert len(frame) == 0
-    assert "duration" in frame.columns
-    with pytest.raises(ValueError, match="nothing was logged"):
-        tpunb.plot()
-
-
 def lines(figure: Any) -> dict[str, list[float]]:
     [axis] = figure.axes
     return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axis.lines}
@@ -124,15 +115,6 @@ def test_plot_of_several_runs(tmp_path: Path) -> None:
         tpunb.plot("none", folder=tmp_path)
 
 
-def test_plot_labels_runs_of_one_name_by_their_parameters(tmp_path: Path) -> None:
-    for lr in (1, 2):
-        ran(tmp_path, "x", cell(0, f"lr = {lr}\nseed = 0", "parameters"), loss=[float(lr)])
-    assert [*lines(tpunb.plot(folder=tmp_path))] == ["lr=1", "lr=2"]
-    again = ran(tmp_path, "x", cell(0, "lr = 2\nseed = 0", "parameters"), loss=[0.0])
-    assert [*lines(tpunb.plot(folder=tmp_path))] == ["lr=1", "lr=2 #1", "lr=2 #2"]
-    assert again.id == tpunb.runs(tmp_path).index[0]  # newest first, as %tpu_runs
-
-
 def test_a_metric_can_be_chosen(tmp_path: Path) -> None:
     one = ran(tmp_path, "one", loss=[3.0], accuracy=[0.0])
     ran(tmp_path, "two", loss=[1.0])
@@ -149,15 +131,3 @@ def test_a_metric_can_be_chosen(tmp_path: Path) -> None:
         tpunb.plot("-one", "error", folder=tmp_path)
     with pytest.raises(TpunbError, match=r"or a metric of that name; the metrics are: accuracy, "):
         tpunb.plot("los", folder=tmp_path)
-
-
-def test_a_run_with_very_many_metrics_is_named(tmp_path: Path) -> None:
-    run = ran(tmp_path, "a", loss=[0.0])
-    assert list(tpunb.runs(tmp_path)["best.loss"]) == [0.5]
-    os.truncate(run.metrics, 20_000_001)
-    with pytest.warns(UserWarning, match=f"no best values for {run.id}: more than 20 MB of metric"):
-        found = tpunb.runs(tmp_path)
-    assert [column for column in found.columns if "loss" in column or "unread" in column] == []
-    with pytest.warns(UserWarning, match="has 20 MB: 20 MB of it are read"):
-        figure = tpunb.plot(folder=tmp_path)
-    assert [*lines(figure).values()] == [[0.5]]

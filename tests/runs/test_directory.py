@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -46,19 +45,6 @@ def test_runs_are_found_by_any_part_of_their_id(tmp_path: Path) -> None:
         directory.find_run(tmp_path, "gamma")
     with pytest.raises(TpunbError, match="no runs"):
         directory.find_run(tmp_path / "none", None)
-
-
-def test_run_without_a_held_lock_is_not_running(tmp_path: Path) -> None:
-    run = directory.create_run(tmp_path, "x")
-    assert not run.is_running()
-    run.lock.write_text("")
-    assert not run.is_running()
-    import fcntl
-
-    with open(run.lock) as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert run.is_running()
-    assert os.path.exists(run.lock)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("odd")])

@@ -11,7 +11,6 @@ import torch
 
 import tpunb
 from tpunb.errors import RunError, TpunbError
-from tpunb.kernel.background import BackgroundRun
 from tpunb.runs import last_run
 from tpunb.runs.directory import RunDir
 from tpunb.runs.ended import EndedRun, read_run
@@ -62,19 +61,8 @@ def test_ended_run_wait_raises_for_a_failed_run(run: RunDir) -> None:
         EndedRun(str(run.path)).wait()
 
 
-def test_ended_run_handle_has_the_attributes_of_a_background_run(run: RunDir) -> None:
-    public = {name for name in vars(BackgroundRun) if not name.startswith("_")}
-    assert {"wait", "result"} < public
-    assert not [name for name in public if not hasattr(EndedRun(str(run.path)), name)]
-
-
 def test_ended_run_folder_that_was_removed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         TpunbError, match=r"the values of run gone are no longer in .*: run its cell"
     ):
         read_run(str(tmp_path / "gone"))
-
-
-def test_ended_run_value_that_failed_to_return_is_an_error(run: RunDir) -> None:
-    with pytest.raises(TpunbError, match=r"`lost`, which the notebook got from run run, .*: no$"):
-        read_run(str(run.path), "ended_value", "lost")

@@ -11,7 +11,7 @@ from tpunb.runs.spec import Block, PhaseKind, RunState, Stop, StopCause, StopOri
     [
         Phase(PhaseKind.PRELUDE, "prelude, cell 2 of 4 [3]", 3, 1.5, 2, 4, 12.5, None),
         Note("n", 2.0),
-        Stopping("SIGINT", "enough", 2.5, Stop(StopCause.USER, StopOrigin.HANDLE)),
+        Stopping("SIGINT", "enough", 2.5, Stop(StopCause.USER, origin=StopOrigin.HANDLE)),
         Ended(RunState.FAILED, 3.0),
     ],
 )

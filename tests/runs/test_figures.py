@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,20 +59,6 @@ def test_a_figure_is_a_cells_picture_and_pyplot_is_left_alone(
     bundle, _ = DisplayFormatter().format(figure)
     assert bundle["image/png"].startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules
-
-
-def test_without_steps_the_time_stands_for_them(tmp_path: Path) -> None:
-    (axis,) = result(tmp_path, "x", {"loss": 2.0}, {"loss": 1.0}).plot().axes
-    assert axis.get_xlabel() == "seconds"
-    assert np.asarray(axis.lines[0].get_xdata()).tolist() == [0.0, 1.0]
-
-
-def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
-    one, other = (result(tmp_path, name, {"loss": 2.0}) for name in "ab")
-    (axis,) = one.plot(replace(other, name="a")).axes
-    legend = axis.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["a #1", "a #2"]
 
 
 def test_plot_without_metrics_or_matplotlib_is_an_error(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tpunb.runs import directory, follow, heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Bar, Metric, Output, Phase
-from tpunb.runs.follow import Follower, Outputs
+from tpunb.runs.follow import Follower
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.runs.spec import PhaseKind
 from tpunb.utils import files, processes
@@ -59,28 +59,3 @@ def test_sample_ranks_reads_heartbeats_progress_and_memory(tmp_path: Path) -> No
     [there] = follow.sample_ranks(run, 1, [0]).ranks
     assert there is not None
     assert there.memory == 1_230_000_000
-
-
-def test_outputs_of_ended_attempts_are_read_and_closed(tmp_path: Path) -> None:
-    run = directory.create_run(tmp_path, "x")
-    outputs = Outputs(run, range(2))
-    before = len(os.listdir("/proc/self/fd"))
-    for attempt in range(20):
-        for rank in (0, 1):
-            run.attempt(attempt, rank).mkdir(parents=True)
-            (run.attempt(attempt, rank) / "stdout.log").write_text(f"{attempt} ")
-        if attempt % 3:
-            continue  # one that ends between two looks is not left out
-        outputs.read()
-    seen = []
-    while new := outputs.read():
-        seen += [output.text for output in new]
-    assert [*dict.fromkeys(seen)][-1] == "19 "
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
-    outputs.close()
-    late = Outputs(run, range(2))
-    seen = []
-    while new := late.read():
-        seen += [output.text for output in new]
-    assert seen == [f"{attempt} " for attempt in range(20) for rank in (0, 1)]
-    late.close()

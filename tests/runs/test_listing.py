@@ -38,12 +38,6 @@ def made(folder: Path, name: str, *, cores: int = 2, state: str | None = None) -
     return run
 
 
-def test_a_folder_without_runs(tmp_path: Path) -> None:
-    assert listing.format_table(tmp_path / "none") == f"There are no runs in {tmp_path}/none yet."
-    (tmp_path / "file").touch()
-    assert listing.format_table(tmp_path) == f"There are no runs in {tmp_path} yet."
-
-
 def test_listing_shows_the_states_of_runs(tmp_path: Path) -> None:
     done = made(tmp_path, "done", state="succeeded", cores=16)
     lost = made(tmp_path, "lost")
@@ -93,31 +87,6 @@ def test_listing_shows_newest_runs_with_best_values_and_parameters(
     [_, row, _, _, _, whole] = listing.describe_removal(listing.list_stored(tmp_path)).splitlines()
     assert re.search(r"  \d+ B$", row)
     assert re.match(r"4 runs, [\d.]+ k?B$", whole)
-
-
-def test_default_run_folder_is_below_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert listing.default_folder() == tmp_path / "runs"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (9949, "9.9 kB"),
-        (9960, "10 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.0 MB"),
-        (2_000_000_000, "2.0 GB"),
-        (5 * 10**15, "5000 TB"),
-    ],
-)
-def test_sizes_in_words(count: int, text: str) -> None:
-    assert listing.size(count) == text
 
 
 def test_clean_keeps_a_run_that_an_active_run_resumed_from(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tpunb.runs.models import (
     SteppedModel,
     SteppedParameter,
     find_difference,
-    positions,
     read_models,
     write_models,
 )
@@ -126,10 +125,6 @@ def test_a_mistake_is_reported_before_what_may_be_intended() -> None:
     assert found.values == (1.0, 9.0)
 
 
-def test_models_of_one_name_are_compared_in_their_order() -> None:
-    assert find_difference({rank: (model(), model(8.0)) for rank in range(2)}) is None
-
-
 def described(one: SteppedModel, other: SteppedModel) -> str:
     found = compare(one, other)
     assert found is not None
@@ -151,12 +146,6 @@ def test_different_models_in_words() -> None:
         "the ranks hold different models: at the end model.weight[0, 0] is 1 on rank h1/0 and 8 on "
         "rank h1/1; last averaged after step 6 of 10, at cell [4], line 12: average(model)"
     )
-
-
-def test_positions_of_samples_are_in_the_tensor() -> None:
-    assert list(positions(3)) == [0, 1, 2]
-    assert len(positions(1000)) == 16
-    assert max(positions(1000)) < 1000
 
 
 def test_models_are_written_and_read(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def test_phase_kind_from_events_of_older_versions(text: str, kind: PhaseKind) ->
 @pytest.mark.parametrize(
     ("reason", "stop"),
     [
-        ("interrupted in the notebook", Stop(StopCause.USER, StopOrigin.NOTEBOOK)),
-        ("stopped with tpunb stop", Stop(StopCause.USER, StopOrigin.COMMAND)),
-        ("stopped with .stop()", Stop(StopCause.USER, StopOrigin.HANDLE)),
+        ("interrupted in the notebook", Stop(StopCause.USER, origin=StopOrigin.NOTEBOOK)),
+        ("stopped with tpunb stop", Stop(StopCause.USER, origin=StopOrigin.COMMAND)),
+        ("stopped with .stop()", Stop(StopCause.USER, origin=StopOrigin.HANDLE)),
         ("--timeout 5 s", Stop(StopCause.TIMEOUT)),
         ("this machine is about to be taken away: at noon", Stop(StopCause.PREEMPTED)),
         ("rank 2 has failed", Stop(StopCause.PEER_FAILED)),

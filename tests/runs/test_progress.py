@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tpunb.runs.events import Bar
-from tpunb.runs.progress import ProgressFile, progress_path
+from tpunb.runs.progress import ProgressFile
 
 
 def test_progress_file_is_written_a_few_times_a_second(tmp_path: Path) -> None:
@@ -23,17 +23,6 @@ def test_progress_file_is_written_a_few_times_a_second(tmp_path: Path) -> None:
         "bars": [{"name": "step", "done": 1000, "total": 1000}],
         "samples": 64,
     }
-
-
-def test_progress_file_exists_only_in_ranks_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TPUNB_RUN", raising=False)
-    monkeypatch.setenv("RANK", "1")  # as under torchrun
-    assert progress_path() is None
-    monkeypatch.setenv("TPUNB_RUN", str(tmp_path))
-    monkeypatch.setenv("TPUNB_ATTEMPT", "2")
-    assert progress_path() == tmp_path / "attempts" / "2" / "1" / "progress.json"
 
 
 def test_full_disk_does_not_end_training_by_its_progress_file(

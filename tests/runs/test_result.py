@@ -10,7 +10,7 @@ import pytest
 from tpunb import errors
 from tpunb.diagnostics.failure import Diagnosis
 from tpunb.runs.models import DifferentModels
-from tpunb.runs.result import Failure, RunResult, signal_name
+from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, ModelsCause, Price
 
 FAILURE = Failure(
@@ -174,13 +174,6 @@ def test_the_value_of_a_launched_function(
         _ = without.value
 
 
-def test_result_survives_json_except_for_returns(tmp_path: Path) -> None:
-    failed = result(tmp_path, state="failed", failures=(FAILURE,), reason="r", warm=True)
-    data = json.loads(json.dumps(replace(failed, returns={"w": object()}).to_json()))
-    assert data["returns"] == ["w"]
-    assert RunResult.from_json(data, tmp_path) == failed
-
-
 def test_cost_of_a_run_in_its_result(tmp_path: Path) -> None:
     price = Price(9.6, "v5litepod-8 in us-west4, on demand", "2026-11-21", "a catalogue")
     known, unknown = result(tmp_path, price=price), result(tmp_path)
@@ -217,23 +210,3 @@ def test_steps_of_attempts_join_without_doubles(tmp_path: Path) -> None:
     assert list(counted[counted["rank"] == 0]["loss"]) == [1.0] * 3 + [0.0] * 4
     assert len(frame) - len(counted) == 1
     assert "attempt" not in frame
-
-
-def test_metrics_are_rows_in_order_of_time(tmp_path: Path) -> None:
-    rows = [
-        {"rank": 1, "attempt": 0, "step": 0, "time": 102.0, "loss": 0.5},
-        {"rank": 0, "attempt": 0, "step": 0, "time": 101.0, "loss": 0.7},
-        {"rank": 0, "attempt": 0, "step": 1, "time": 103.0, "acc": 0.9},
-    ]
-    lines = [json.dumps(row) for row in rows]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"rank": 0, "cut')
-    frame = result(tmp_path).metrics()
-    assert list(frame.columns) == ["step", "rank", "time", "loss", "acc"]
-    assert frame["time"].tolist() == [1.0, 2.0, 3.0]
-    assert frame["loss"].dropna().tolist() == [0.7, 0.5]
-    assert list(result(tmp_path / "none").metrics().columns) == ["step", "rank", "time"]
-
-
-def test_names_of_signals() -> None:
-    assert signal_name(9) == "SIGKILL"
-    assert signal_name(99) == "signal 99"

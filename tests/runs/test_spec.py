@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
-
 from tpunb.runs.spec import Block, Price, Profile, RunSpec, RunState, StopCause
 
 SPEC = RunSpec(
@@ -28,25 +26,6 @@ def test_spec_survives_json_with_its_version() -> None:
     for later in ("version", "profile", "price"):  # of older runs
         del data[later]
     assert RunSpec.from_json(data) == replace(SPEC, profile=None, price=None)
-
-
-def test_script_line_is_mapped_to_a_cell_line() -> None:
-    assert SPEC.locate(3) == (7, 2)
-    assert SPEC.locate(1) == (None, None)
-    assert SPEC.describe_line(3) == "cell [7], line 2"
-    assert SPEC.describe_line(1) == "line 1 of script.py"
-
-
-@pytest.mark.parametrize(
-    ("spec", "cores"),
-    [
-        (SPEC, "2 rehearsal cores"),
-        (replace(SPEC, world_size=1, device="TPU"), "1 TPU core"),
-        (replace(SPEC, world_size=1, device="TPU", spmd=8), "8 TPU cores"),
-    ],
-)
-def test_cores(spec: RunSpec, cores: str) -> None:
-    assert spec.cores() == cores
 
 
 def test_enum_values_are_strings_in_text_and_json() -> None:

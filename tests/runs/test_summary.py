@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support import Driver
-from tpunb.runs import chips, summary, trace
+from tpunb.runs import chips, summary
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import SIZE, Heartbeat
 from tpunb.runs.result import RunResult, Summary
-from tpunb.runs.spec import PhaseKind, Profile, RunSpec, RunState
+from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils.files import append_text
 
 
@@ -77,19 +77,6 @@ def test_time_summary_of_a_run(run: RunDir) -> None:
     assert sum(took for _, took in spent) == 100.0
 
 
-def test_parts_that_took_no_time_are_left_out(run: RunDir) -> None:
-    assert [what for what, _ in summed(run).spent] == ["start", "prelude", "training"]
-    run.events.unlink()
-    assert summed(run).spent == (("start", 100.0),)
-
-
-def test_time_summary_of_a_run_that_ends_before_training(run: RunDir) -> None:
-    lines = run.events.read_text().splitlines()
-    run.events.write_text("\n".join(lines[:3]) + '\n{"kind": "cut')
-    spent = summed(run, state="failed", ended=1006.0).spent
-    assert spent == (("start", 4.0), ("prelude", 2.0))
-
-
 def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
     log(
         run,
@@ -101,12 +88,6 @@ def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
     )
     assert [str(one) for one in summed(run).best] == ["best loss 0.5 (step 2)"]
     assert summed(run).advice == ()
-
-
-def test_metrics_file_above_the_size_limit_is_not_read(run: RunDir) -> None:
-    log(run, {"step": 1, "loss": 1.0})
-    assert len(summary.read_steps(run)) == 1
-    assert summary.read_steps(run, most=10) == []
 
 
 def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:
@@ -161,20 +142,6 @@ def test_advice_about_idle_chips(
     told = f"chips: duty cycle {duty:.0f} %, memory up to 3.0 of 16.0 GB" if duty else ""
     assert found.chips == told
     assert [advice.message.startswith(says) for advice in found.advice] == ([True] if says else [])
-
-
-def test_a_profile_without_a_trace_is_noted(run: RunDir) -> None:
-    run.write_spec(RunSpec(run.id, "n", 2, "CPU", "/", (), (), profile=Profile((), 3, 4)))
-    made = summed(run, state=RunState.SUCCEEDED)
-    assert made.trace == ""
-    assert [advice.message for advice in made.advice] == ["--profile has no trace of steps 3 to 4"]
-    assert not summed(run, state=RunState.FAILED).advice  # it has not come that far
-    folder = trace.session_of(run, Profile((), 3, 4))
-    folder.mkdir(parents=True)
-    (folder / "rank-0.xplane.pb").touch()
-    made = summed(run, state=RunState.SUCCEEDED)
-    assert made.trace.endswith(f"xprof --logdir {run.profile}")
-    assert not made.advice
 
 
 CPU_STEP = "torch.ones(2, requires_grad=True).sum().backward()"

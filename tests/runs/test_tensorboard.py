@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import gc
 import json
 import os
 import sys
@@ -105,13 +103,6 @@ def test_parameters_are_hparams_beside_the_metrics(tmp_path: Path) -> None:
     ) == [(0.1, pytest.approx(0.05)), (0.2, pytest.approx(0.1))]
 
 
-def test_steps_that_come_again_count_once(tmp_path: Path) -> None:
-    metrics = [Metric(0, step, {"loss": 1.0}) for step in range(5)]
-    metrics += [Metric(0, step, {"loss": 2.0}, attempt=1) for step in range(3, 7)]
-    write(RunDir(tmp_path), 1, metrics)
-    assert curves(tmp_path)["loss"] == [(step, 1.0 + (step >= 3)) for step in range(7)]
-
-
 def test_tensorboard_file_is_written_by_one_follower_at_a_time(
     tmp_path: Path,
 ) -> None:
@@ -138,37 +129,3 @@ def test_tensorboard_file_is_readable_during_the_run(
     made.close()
     for thread in threads():
         thread.join()
-
-
-def test_without_metrics_there_is_no_file_and_no_thread(tmp_path: Path) -> None:
-    before = threads()  # of other tests' runs
-    TensorBoardWriter(RunDir(tmp_path), 1).close()
-    assert set(threads()) <= set(before)
-    assert os.listdir(tmp_path) == []
-
-
-def test_tensorboard_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    made = write(RunDir(tmp_path / "removed"), 1, [Metric(0, 1, {"loss": 1.0})])
-    assert made.problem == "No such file or directory"
-
-
-def test_a_file_on_a_full_disk_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python warns of a file that is not closed when it is collected."""
-
-    def is_full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    tensorboard.import_writer()
-    monkeypatch.setattr(os, "fsync", is_full)
-    made = write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss": 1.0})])
-    assert made.problem == "No space left on device"
-    del made
-    gc.collect()
-
-
-def test_tensorboard_import_error_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboardX.record_writer", None)
-    made = write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss": 1.0})])
-    assert made.problem.startswith("ModuleNotFoundError: ")

@@ -17,6 +17,7 @@ import pytest
 from tests.drivers.kernel import PATIENCE, ROOT, Kernel, Ran, kernel, until
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.spec import Stop
 from tpunb.utils import processes
 
 PRELUDE = "import os, pathlib, sys, time\nrank = lambda: int(os.environ['RANK'])"
@@ -45,7 +46,7 @@ def _nothing_of_another_test(
         nb: Kernel = request.getfixturevalue("nb")
         for run in list_runs(nb.folder / "runs"):
             if state.run_state(run).active:
-                state.request_stop(run, "the test has ended", now=True)
+                state.request_stop(run, Stop(reason="the test has ended", now=True))
         for path in [nb.folder / "go on", *nb.folder.glob("at work *")]:
             path.unlink(missing_ok=True)
         until(lambda: not nb.working(), "no run goes on")
@@ -221,19 +222,3 @@ class TestDetached:
             (nb.folder / "go on").touch()
             assert process.communicate(timeout=PATIENCE)[0].splitlines()[-1] == "succeeded"
         nb.wait(ran).good()
-
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ("--bg --detach", "argument --detach: not allowed with argument --bg"),
-            ("--detach --out r", "a detached run has no result yet; `%tpu_attach --out VAR`"),
-        ],
-    )
-    def test_detach_and_background_options_that_are_refused(
-        self, nb: Kernel, options: str, words: str
-    ) -> None:
-        before = len(list_runs(nb.folder / "runs"))
-        ran = train(nb, "pass", options)
-        assert ran.stderr.startswith("UsageError: %%tpu_train")
-        assert words in ran.stderr
-        assert len(list_runs(nb.folder / "runs")) == before

@@ -110,8 +110,8 @@ def look_at_everything(runs: Path, run: RunDir, healthy: RunDir) -> list[Any]:
         state.find_active(runs, None)
     seen: list[Any] = []
     with suppress(TpunbError):  # it is lost, or active: which one depends on what is broken
-        list(logs.read_lines(run, logs.Search(tail=1)))
-        logs.read_for_cell(run, logs.Search(level="error"))
+        list(logs.read_lines(run, logs.LogSearch(tail=1)))
+        logs.read_for_cell(run, logs.LogSearch(level="error"))
     with suppress(TpunbError):
         attached = Attached(run)
         seen += [event for event in attached.events() if event is not None]
@@ -147,7 +147,7 @@ def test_broken_json_fields_do_not_break_commands(folder: Path, file: str) -> No
                 with suppress(TpunbError):
                     result = Attached(run).result()
                     str(result), result.explain()
-                    list(logs.read_lines(run, logs.Search(ranks="0")))
+                    list(logs.read_lines(run, logs.LogSearch(ranks="0")))
             except Exception as error:
                 raise AssertionError(f"{file}: {name}: {value!r}") from error
     assert healthy.id in compare.runs(folder).index

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.support import Driver
 from tpunb.runs.events import Output, Resumed
+from tpunb.runs.spec import Stop
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -66,7 +67,7 @@ def test_resume_in_a_later_run_and_save_on_a_stop(driver: Driver, tmp_path: Path
         [PRELUDE],
         STOPPED,
         when=lambda event: isinstance(event, Output) and "rank 0 is ready" in event.text,
-        then=lambda run: run.stop("interrupt", "the test stopped it"),
+        then=lambda run: run.stop(Stop(reason="the test stopped it")),
     )
     assert stopped.result.state == "interrupted"
     (left,) = (stopped.result.dir / "checkpoints").iterdir()

@@ -12,7 +12,7 @@ from tests.drivers.kernel import until
 from tests.support import Driver, fork_server
 from tpunb.kernel.launcher import Run
 from tpunb.runs import state
-from tpunb.runs.spec import FailureKind, StopCause
+from tpunb.runs.spec import FailureKind, Stop, StopCause
 
 IMPORTS = "import ctypes, multiprocessing, os, resource, signal, sys, time, warnings"
 OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
@@ -83,12 +83,6 @@ def test_failure_of_a_rank_that_does_not_reach_the_end_of_the_cell(
     assert words in result.failure.headline()
 
 
-@pytest.mark.parametrize("ends", ["sys.exit()", "os._exit(0)"])
-def test_failure_if_a_replicated_prelude_exits(driver: Driver, ends: str) -> None:
-    result = driver.run([IMPORTS, ends], "print('never')", replicate="asked for").result
-    assert result.state == "failed"
-
-
 CALM = [
     IMPORTS,
     "shared = multiprocessing.Manager().dict()",
@@ -149,7 +143,7 @@ def test_stop_reaches_a_run_whose_fork_server_is_suspended(driver: Driver) -> No
     run, _ = driver.start([], "print('never')", ranks=1)
     assert isinstance(run, Run)
     until(lambda: state.run_state(run.dir) == "running", "it has begun")
-    run.stop(StopCause.USER, "enough")
+    run.stop(Stop(StopCause.USER, "enough"))
     for _ in run.events():
         continue
     assert run.result().state == "interrupted"

@@ -12,7 +12,7 @@ import pytest
 from tests.drivers.kernel import until
 from tests.support import Driver, Seen, fork_server, left_below, script_of
 from tpunb.runs.events import Note, Output
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import RunSpec, Stop
 from tpunb.utils import memory, processes
 
 READ = "print(sorted(state.items(), key=str))"
@@ -185,13 +185,13 @@ def test_stop_does_not_end_kept_preludes(notebook: Notebook) -> None:
     seen, _ = notebook.run(
         "print('there', flush=True)\nimport time\ntime.sleep(600)",
         when=lambda event: isinstance(event, Output) and "there" in event.text,
-        then=lambda run: run.stop("interrupt", "enough", now=True),
+        then=lambda run: run.stop(Stop(reason="enough", now=True)),
     )
     assert seen.result.state == "interrupted"
     notebook.cells[3] = "import time\ntime.sleep(600)"
     seen, executed = notebook.run(
         when=lambda event: "cell 4 of 4" in getattr(event, "text", ""),
-        then=lambda run: run.stop("interrupt", "enough", now=True),
+        then=lambda run: run.stop(Stop(reason="enough", now=True)),
     )
     assert (executed, seen.result.state) == ([3], "interrupted")
     notebook.cells[3] = "pass"

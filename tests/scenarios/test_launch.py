@@ -165,12 +165,6 @@ def test_launch_that_is_refused_starts_nothing(nb: Kernel, source: str, words: s
     assert os.listdir(nb.folder / "runs") == before
 
 
-def test_launch_with_a_wrong_option(nb: Kernel) -> None:
-    ran = cell(nb, "tpunb.launch(len, ('x',), cores='many')")
-    assert "tpunb.launch(cores=): 'many' is not a number of cores" in ran.stderr
-    assert "unexpected keyword argument 'core'" in cell(nb, "tpunb.launch(len, core=1)").traceback
-
-
 def test_launch_in_a_thread_is_refused(nb: Kernel) -> None:
     ran = cell(
         nb,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import Driver
-from tpunb.runs.events import Note, RanksStarted, Stopping
-from tpunb.runs.spec import StopCause
+from tpunb.runs.events import Note, RanksStarted
 
 TRAIN = """
     import os, time, torch, torch_xla, tpunb
@@ -58,43 +57,3 @@ def test_retry_limit_reached_reports_the_last_failure(driver: Driver) -> None:
     # A cell without retries fails at once, as ever.
     seen = driver.run([], TRAIN.format(fail="raise ValueError(attempt)"))
     assert (seen.result.state, seen.result.attempts) == ("failed", 1)
-
-
-def test_retry_ends_child_processes_of_the_attempt_before(driver: Driver) -> None:
-    train = """
-        import os, subprocess, sys, time
-        from tpunb.utils import processes
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            open(f"new-{os.environ['RANK']}", "w").write(str(child.pid))
-            os.rename(f"new-{os.environ['RANK']}", f"child-{os.environ['RANK']}")
-            raise RuntimeError("first")
-        for rank in range(2):
-            if os.path.exists(f"child-{rank}"):
-                pid = int(open(f"child-{rank}").read())
-                deadline = time.monotonic() + 60  # the supervisor ends it beside this
-                while processes.find_process(pid) is not None and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                print("child", processes.find_process(pid) is not None)
-    """
-    folder = driver.folder / "children"
-    folder.mkdir()
-    seen = driver.run([], train, retries=1, cwd=str(folder))
-    assert (seen.result.state, seen.result.attempts) == ("succeeded", 2)
-    told = [line.partition("child ")[2] for line in seen.log if "child " in line]
-    assert told
-    assert set(told) == {"False"}
-
-
-def test_stop_is_not_retried(driver: Driver) -> None:
-    seen = driver.run(
-        [],
-        "import time\nprint('here', flush=True)\ntime.sleep(100)",
-        retries=5,
-        grace=0.5,
-        when=lambda event: isinstance(event, RanksStarted),
-        then=lambda run: run.stop(StopCause.USER, "enough"),
-    )
-    assert (seen.result.state, seen.result.attempts) == ("interrupted", 1)
-    assert len(seen.of(RanksStarted)) == 1
-    assert [event.step for event in seen.of(Stopping)][:1] == ["SIGINT"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import html
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tpunb.display.front_end import FrontEnd, SharedOutput, current_front_end
 from tpunb.display.run_view import RunView
 from tpunb.kernel import panel
-from tpunb.kernel.launcher import Run
+from tpunb.kernel.launcher import Run, show_events
 from tpunb.runs import last_run, returns, state
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunState, StopOrigin
+from tpunb.runs.spec import RunState, Stop, StopOrigin
 from tpunb.utils.ansi import strip_ansi
 
 LINES = 10
@@ -69,7 +69,7 @@ class BackgroundRun:
         run: Run,
         *,
         logs: frozenset[int],
-        notes: tuple[str, ...],
+        notes: Iterable[str],
         raises: bool,
         bind: Callable[[RunResult], None],
         ended: Callable[[RunResult], None],
@@ -135,8 +135,8 @@ class BackgroundRun:
         """
         if not self._over.is_set():
             hurry = self.state is RunState.STOPPING
-            reason = "stopped with .stop()"
-            state.request_stop(self._run.dir, reason, origin=StopOrigin.HANDLE, now=hurry)
+            stop = Stop(reason="stopped with .stop()", origin=StopOrigin.HANDLE, now=hurry)
+            state.request_stop(self._run.dir, stop)
         self._over.wait()
         return self._collect()
 
@@ -144,9 +144,8 @@ class BackgroundRun:
         """Follow the run, in a thread: it must not print or touch the notebook's variables."""
         try:
             try:
-                for event in self._run.events():
-                    for shown in (self._view, self._panel.panel):
-                        shown.tick() if event is None else shown.show(event)
+                for _ in show_events(self._run, self._view, self._panel.panel):
+                    pass
             finally:
                 self._panel.panel.end()
             result = self._run.result()

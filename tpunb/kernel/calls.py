@@ -25,7 +25,7 @@ LAMBDA = (lambda: None).__name__
 
 
 @dataclass(frozen=True)
-class Call:
+class WrittenCall:
     """A call in the form in which ranks execute it."""
 
     source: str
@@ -36,7 +36,9 @@ class Call:
     """The other arguments, as JSON values."""
 
 
-def write_call(fn: Callable[..., Any], args: Sequence[Any], namespace: Mapping[str, Any]) -> Call:
+def write_call(
+    fn: Callable[..., Any], args: Sequence[Any], namespace: Mapping[str, Any]
+) -> WrittenCall:
     """Return the statement with which a rank calls a function.
 
     `namespace` is the notebook's. Raises UsageError for arguments that the function does not
@@ -65,7 +67,7 @@ def write_call(fn: Callable[..., Any], args: Sequence[Any], namespace: Mapping[s
         else:
             plain[label] = simple(text)
         written.append(text if len(written) < len(args) else f"{label}={text}")
-    return Call(f"{prepare}{RESULT} = {name}({', '.join(written)})", by_file, plain)
+    return WrittenCall(f"{prepare}{RESULT} = {name}({', '.join(written)})", by_file, plain)
 
 
 def name_of(fn: object) -> str:

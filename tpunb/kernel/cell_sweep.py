@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from tpunb.kernel import cost
-from tpunb.kernel.launcher import Run
-from tpunb.kernel.session import Session
+from tpunb.kernel.launcher import Run, follow_to_end
+from tpunb.kernel.session import INTERRUPTED, Session
 from tpunb.notebook.convert import statements
 from tpunb.notebook.lint.walk import parse_cells
-from tpunb.runs.spec import RunState, StopCause, StopOrigin
+from tpunb.runs.spec import RunState
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
 from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
@@ -65,10 +65,9 @@ def _run_grid(session: Session, options: TrainOptions, cell: str, interrupts: In
     with folder.locked():
         spec, known_trials = folder.read_spec(), folder.read_trials()
         left = [number for number in range(len(trials)) if not _is_done(known_trials.get(number))]
-        if request.target is not None:
-            cost.confirm(request.target, options, cost.ask_in_kernel, runs=len(left))
-            single = replace(single, yes=True)
-            request = replace(request, options=replace(request.options, yes=True))
+        cost.confirm(request.target, options, cost.ask_in_kernel, runs=len(left))
+        single = replace(single, yes=True)
+        request = replace(request, options=replace(request.options, yes=True))
         view = make_view(SweepTable(spec, {}, len(trials)), ())
 
         def put(trial: Trial) -> None:
@@ -113,13 +112,7 @@ def _follow(
     known: Mapping[int, Trial],
 ) -> Trial:
     """Follow a trial's run; return the ended trial, or, if it was interrupted, a waiting one."""
-    seen = 0
-    for _ in run.events():
-        if interrupts.count > seen:
-            hurry, seen = seen > 0, interrupts.count
-            reason, origin = "interrupted in the notebook", StopOrigin.NOTEBOOK
-            run.stop(StopCause.USER, reason, origin=origin, now=hurry)
-        view.show(known)
+    follow_to_end((view.show(known) for _ in run.events()), run, interrupts, INTERRUPTED)
     result = run.result()
     session.launcher.remember(request.notebook.script, result, run.spec)
     if interrupts.count and result.state is not RunState.SUCCEEDED:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpunb.kernel.marks import Mark, mark
+from tpunb.kernel.marks import ValueMark, mark
 from tpunb.kernel.settings import Part, is_of_ipython, parts_of
 from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
@@ -76,7 +76,7 @@ class Version:
 
 _NOTHING = Version("", gone=True)
 Versions = dict[str, Version]
-_Changed = dict[str, tuple[object, Mark]]
+_Changed = dict[str, tuple[object, ValueMark]]
 """Values that have changed, and their marks."""
 
 
@@ -107,7 +107,7 @@ class PreludeCell:
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedVariable:
     """A variable whose value in the kernel is not the one that a run's cells make."""
 
     name: str
@@ -172,7 +172,7 @@ class Changes:
 
     def since(
         self, prelude: Iterable[PreludeCell], names: Iterable[str], running: int | None
-    ) -> Iterator[Change]:
+    ) -> Iterator[ChangedVariable]:
         """Yield the changes of variables and settings that a run with these cells does not make.
 
         `names`: what the train cell reads. `running`: the number of the running cell.
@@ -191,7 +191,7 @@ class Changes:
             if kernel is None or (kernel.gone and there is None):
                 continue
             if there is None or not kernel.same(there):
-                yield Change(name, kernel, there, _alias(name, now, run))
+                yield ChangedVariable(name, kernel, there, _alias(name, now, run))
 
     def value(self, name: str) -> object:
         """Return a variable's value, or that of a setting."""
@@ -322,7 +322,7 @@ class Changes:
                     self._files[file] = _edition(file)
 
 
-def _version(name: str, value: object, token: str, cell: int | None, new: Mark) -> Version:
+def _version(name: str, value: object, token: str, cell: int | None, new: ValueMark) -> Version:
     content = new.hash if new.exact else None
     classes = frozenset(map(id, own_classes(value)))
     return Version(token, cell, content, new.identity, parts_of(name, value), classes=classes)

@@ -8,21 +8,7 @@ from collections.abc import Callable
 
 from tpunb.kernel.options import TrainOptions
 from tpunb.places.confirm import confirm_cost
-from tpunb.places.target import Target
-from tpunb.utils.errors import TpunbError
-
-
-def refuse_options(target: Target, options: TrainOptions) -> None:
-    """Raise TpunbError for an option that the place does not support."""
-    plain = TrainOptions()
-    for name, why in target.cannot.items():
-        if name != "stop" and getattr(options, name) != getattr(plain, name):
-            raise TpunbError(f"{options.written(name.replace('_', '-'))}: {why}")
-
-
-def describe(target: Target | None, options: TrainOptions) -> list[str]:
-    """Return lines for the user; none for a run on this machine."""
-    return [] if target is None else target.estimate.describe(options.timeout)
+from tpunb.places.target import PlaceTarget, Target
 
 
 def confirm(
@@ -38,7 +24,7 @@ def confirm(
     `ask` is called like `input`; `yes` is the option that confirms in advance, as the user writes
     it. Raises TpunbError if the answer is no, or the user cannot be asked.
     """
-    if not options.yes:
+    if isinstance(target, PlaceTarget) and not options.yes:
         confirm_cost(target, options.timeout, ask, yes or options.written("yes"), runs=runs)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from IPython.core.interactiveshell import InteractiveShell
-
 from tpunb.machine import machine, tpu
 from tpunb.runs.spec import Device
 from tpunb.xla import runtime
@@ -51,20 +49,15 @@ def cell_asks_for_missing_tpu() -> bool:
     )
 
 
-def watch_device(shell: InteractiveShell) -> None:
-    """Register a hook that notes in which cell the kernel takes its XLA device."""
+def note_running() -> None:
+    """Note whether the kernel has its XLA device before tpunb is loaded."""
     global _cell_that_took_it
     if runtime.is_running():
         _cell_that_took_it = 0
-    shell.events.register("post_run_cell", _note_cell)
 
 
-def unwatch_device(shell: InteractiveShell) -> None:
-    """Undo `watch_device`."""
-    shell.events.unregister("post_run_cell", _note_cell)
-
-
-def _note_cell(result: Any) -> None:
+def note_cell(result: Any) -> None:
+    """After a cell: note whether the kernel has taken its XLA device in it."""
     global _cell_that_took_it
     if _cell_that_took_it is None and result is not None and runtime.is_running():
         _cell_that_took_it = result.execution_count or 0

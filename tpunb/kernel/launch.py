@@ -68,6 +68,7 @@ def launch(
     be passed to the ranks, before anything starts; the errors of `%%tpu_train` for the notebook;
     RunError if the run fails.
     """
+    given = dict(locals())
     launchers = sys.modules.get("tpunb.xla.launchers")
     if launchers is not None and launchers.are_redirected():
         return _call_here(fn, args, name, cores)
@@ -82,24 +83,8 @@ def launch(
     from tpunb.kernel import calls, magics
     from tpunb.notebook.models import LaunchCall
 
-    options = _options(
-        cores=cores,
-        on=on,
-        name=name or calls.name_of(fn),
-        env=env,
-        ranks=ranks,
-        timeout=timeout,
-        hang_timeout=hang_timeout,
-        grace=grace,
-        retries=retries,
-        resume=resume,
-        no_raise=not raises,
-        yes=yes,
-        cold=cold,
-        replay=replay,
-        replicate=replicate,
-        profile=profile,
-    )
+    del given["fn"], given["args"], given["raises"]
+    options = _options(**given | {"name": name or calls.name_of(fn), "no_raise": not raises})
     lines = _lines_of_cell(shell)
     call = calls.write_call(fn, args, shell.user_ns)
     session = magics.load_session(shell)
@@ -113,7 +98,7 @@ def _shell() -> InteractiveShell | None:
     return None if ipython is None else ipython.get_ipython()
 
 
-def _options(*, env: Mapping[str, object] | None = None, **given: Any) -> LaunchOptions:
+def _options(env: Mapping[str, object] | None = None, **given: Any) -> LaunchOptions:
     """Return the options of a run, each checked as in an option line."""
     from IPython.core.error import UsageError
 

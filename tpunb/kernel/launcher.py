@@ -19,26 +19,27 @@ from tpunb.kernel.supervisor import BorrowedSupervisor, SupervisorProcess
 from tpunb.machine import environment
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Script, Snapshot
+from tpunb.places.target import PlaceTarget
 from tpunb.runs import copied_values, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note
 from tpunb.runs.follow import POLL_INTERVAL, follow_run
 from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, Stop
 from tpunb.utils import files
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import Interrupts
 
 if TYPE_CHECKING:
+    from tpunb.kernel.pipeline import RunRequest
     from tpunb.places.mirror import MirrorProcess
-    from tpunb.places.target import Target
 
 DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
 """Name of the lock of each kind of device that only one run of a user can use at a time."""
 
 
-class Keeper(Protocol):
+class RunController(Protocol):
     """Process that ends a run when this process ends: a supervisor, or the mirror of a place."""
 
     @property
@@ -49,21 +50,13 @@ class Keeper(Protocol):
 
     def has_finished(self, folder: Path) -> bool: ...
 
-    def stop(
-        self,
-        folder: Path,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None: ...
+    def stop(self, folder: Path, stop: Stop) -> None: ...
 
 
 class Run:
     """A run that was started: follow it with `events`, end it with `stop`."""
 
-    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: Keeper) -> None:
+    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: RunController) -> None:
         self.dir = folder
         self.spec = spec
         self._supervisor = supervisor
@@ -76,16 +69,9 @@ class Run:
         while not finished():  # the message comes right after the last event
             time.sleep(POLL_INTERVAL / 10)
 
-    def stop(
-        self,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        """Begin the shutdown sequence; `now` skips the rest of the grace period."""
-        self._supervisor.stop(self.dir.path, cause, reason, origin=origin, now=now)
+    def stop(self, stop: Stop) -> None:
+        """Begin the shutdown sequence, or continue it without a grace period."""
+        self._supervisor.stop(self.dir.path, stop)
 
     def result(self) -> RunResult:
         """Return the result, with the causes of a failure. Call it after `events` has ended."""
@@ -94,7 +80,6 @@ class Run:
 
     def _lost(self) -> RunResult:
         """Write and return the result of a run whose supervisor has ended without writing one."""
-        now = time.time()
         message = self._supervisor.broken
         if not self.dir.path.exists():
             message = f"{self.dir.path} was deleted during the run, so its end is unknown"
@@ -105,34 +90,17 @@ class Run:
             )
         elif not message:
             message = f"the result could not be written to {self.dir.path}; is its disk full?"
-        failure = Failure(
-            rank=None,
-            pid=self._supervisor.pid,
-            exitcode=None,
-            signal=None,
-            type="Lost",
-            message=message,
-            cell=None,
-            line=None,
-            traceback="",
-            time=now,
-            kind=FailureKind.LOST,
-        )
-        result = RunResult(
-            state=RunState.FAILED,
-            name=self.spec.name,
-            world_size=self.spec.world_size,
-            spmd=self.spec.spmd,
-            device=self.spec.device,
-            started=self._started,
-            ended=now,
-            dir=self.dir.path,
+        failure = Failure.of(FailureKind.LOST, message, pid=self._supervisor.pid)
+        result = RunResult.of_spec(
+            self.spec,
+            self.dir.path,
+            RunState.FAILED,
+            self._started,
+            failure.time,
             returncode=1,
             failures=(failure,),
-            warm=self.spec.warm,
             replicated=self.spec.replicate is not None,
             replicate_reason=self.spec.replicate or "",
-            price=self.spec.price,
         )
         with contextlib.suppress(OSError):
             self.dir.write_result(result)
@@ -153,16 +121,9 @@ class Attached:
         """Yield all events from the run's start until it has ended."""
         return follow_run(self.dir, self.spec.world_size, self._gone, attached=True)
 
-    def stop(
-        self,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
+    def stop(self, stop: Stop) -> None:
         """Request a stop in the run's folder."""
-        state.request_stop(self.dir, reason, origin=origin, now=now)
+        state.request_stop(self.dir, stop)
 
     def _gone(self) -> bool:
         return not state.run_state(self.dir).active
@@ -175,12 +136,45 @@ class Attached:
         return explained(result)
 
 
-def require_taken(
-    run: Run | Attached, interrupts: Interrupts, reason: str, origin: StopOrigin
-) -> None:
+class ShownRun(Protocol):
+    """What shows a run: `tick` is called whenever nothing has happened."""
+
+    def show(self, event: Event) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+def show_events(run: Run | Attached, *shown: ShownRun) -> Iterator[None]:
+    """Show a run until it has ended; yield after each event or pause."""
+    for event in run.events():
+        for each in shown:
+            each.tick() if event is None else each.show(event)
+        yield
+
+
+def follow_to_end(
+    steps: Iterator[None], run: Run | Attached, interrupts: Interrupts, stop: Stop | None
+) -> bool:
+    """Take the steps of a run until it has ended; return False if the user left it before.
+
+    The interrupt key stops the run as `stop` describes; pressed again, it skips the grace period.
+    A run of another process may not be stoppable, as the first press reports: the second one
+    leaves it. None: the first press leaves it.
+    """
+    seen = 0
+    for _ in steps:
+        if interrupts.count > seen:
+            hurry, seen = seen > 0, interrupts.count
+            if stop is None or (hurry and isinstance(run, Attached)):
+                return False
+            run.stop(replace(stop, now=hurry))
+    return True
+
+
+def require_taken(run: Run | Attached, interrupts: Interrupts, stop: Stop) -> None:
     """Wait until the place of a detached run has confirmed that it has the run.
 
-    An interrupt stops the run, for `reason`. Raises PlaceError if the place has confirmed nothing,
+    An interrupt stops the run with `stop`. Raises PlaceError if the place has confirmed nothing,
     RunError if the run has already failed. A run on this machine needs no confirmation.
     """
     if not run.spec.place:
@@ -191,7 +185,7 @@ def require_taken(
         wait_until_taken(run.dir, lambda: interrupts.count > 0)
     finally:
         if interrupts.count:
-            run.stop(StopCause.USER, reason, origin=origin)
+            run.stop(stop)
     if (result := state.read_result(run.dir)) is not None:
         explained(result).raise_for_failure()
 
@@ -270,6 +264,26 @@ class Launcher:
         for each in kept:
             each.close(wait)
 
+    def begin(
+        self, request: RunRequest, folder: RunDir, spec: RunSpec, snapshot: Snapshot
+    ) -> Run | Attached:
+        """Write a run's script, spec and notebook into its folder, and start the run."""
+        script, detached = request.notebook.script, request.options.detach
+        if isinstance(request.target, PlaceTarget):
+            env = request.remote_env(folder.id)
+            return self.start_at(
+                request.target, folder, spec, script, snapshot, env, detached=detached
+            )
+        return self.start(
+            folder,
+            spec,
+            script,
+            snapshot,
+            request.env,
+            restored=request.restored,
+            detached=detached,
+        )
+
     def start(
         self,
         folder: RunDir,
@@ -281,7 +295,7 @@ class Launcher:
         restored: Mapping[str, str] = MappingProxyType({}),
         detached: bool = False,
     ) -> Run | Attached:
-        """Write a run's script, spec and notebook into its folder, and start the run.
+        """Start a run on this machine.
 
         `restored` are the values of `spec.restored`, which are in no file: they may be secrets.
 
@@ -313,7 +327,7 @@ class Launcher:
 
     def start_at(
         self,
-        target: Target,
+        target: PlaceTarget,
         folder: RunDir,
         spec: RunSpec,
         script: Script,

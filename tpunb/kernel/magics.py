@@ -19,7 +19,7 @@ from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.cell_sweep import run_grid
 from tpunb.kernel.options import (
     AttachOptions,
-    DebugOptions,
+    DebugCellOptions,
     HelpShown,
     LogsOptions,
     MagicParser,
@@ -124,7 +124,7 @@ class TpuMagics(Magics):
         return self.session.train(chosen, cell)
 
     @_cell(options.DEBUG)
-    def tpu_debug(self, chosen: DebugOptions, cell: str) -> Any:
+    def tpu_debug(self, chosen: DebugCellOptions, cell: str) -> Any:
         if change := self.session.choose_device():
             print(change)
         runs = self.session.defaults.runs

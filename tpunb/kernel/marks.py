@@ -55,7 +55,7 @@ _NOT_OF_CLASS = frozenset(
 
 
 @dataclass(frozen=True)
-class Mark:
+class ValueMark:
     """What a value was like at one time."""
 
     hash: bytes
@@ -66,12 +66,12 @@ class Mark:
     """The value's `id`; 0 for numbers and texts, which are equal or not."""
 
 
-def mark(value: object) -> Mark:
+def mark(value: object) -> ValueMark:
     """Return the mark of a value. Takes 0.2 s at most, and runs no code of a user's class."""
     kind = type(value)
     simple = type(kind) is type and kind in _IMMUTABLE
     if simple and (not isinstance(value, str | bytes) or len(value) < _LONG):
-        return Mark(f"{kind.__name__} {value!r}".encode(), exact=True, identity=0)
+        return ValueMark(f"{kind.__name__} {value!r}".encode(), exact=True, identity=0)
     into = _Hash()
     if (exact := _pickle(value, into)) is None:
         into = _Hash()
@@ -80,7 +80,7 @@ def mark(value: object) -> Mark:
             if _pickle(part, each := _Hash()) is None:
                 each.update(str(id(part)).encode())
             into.update(each.digest())
-    return Mark(into.digest(), bool(exact), 0 if simple else id(value))
+    return ValueMark(into.digest(), bool(exact), 0 if simple else id(value))
 
 
 def _pickle(value: object, into: _Hash) -> bool | None:

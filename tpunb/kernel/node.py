@@ -35,19 +35,8 @@ from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.protocol import JoinHosts
-from tpunb.runs.spec import RunSpec, RunState, StopCause, StopOrigin
-from tpunb.runs.stream import (
-    ARCHIVE,
-    End,
-    Hello,
-    Line,
-    Received,
-    Replace,
-    Start,
-    Stop,
-    decode,
-    encode,
-)
+from tpunb.runs.spec import RunSpec, RunState, Stop, StopCause, StopOrigin
+from tpunb.runs.stream import ARCHIVE, End, Hello, Line, Received, Replace, Start, decode, encode
 from tpunb.utils import env_vars, records
 from tpunb.utils.errors import SetupError, TpunbError
 from tpunb.utils.files import LineBuffer, LineTail
@@ -178,7 +167,7 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
         elif stop is not None and not run.spec.exists():
             waiting.append(stop)
         elif stop is not None:
-            state.request_stop(run, stop.reason, cause=stop.cause, origin=stop.origin, now=stop.now)
+            state.request_stop(run, stop)
         elif since == "-":  # standard input has closed: the follower is gone
             left.set()
 
@@ -571,9 +560,7 @@ class Node:
                 self._let_go.set()
                 return
             stop = Stop(StopCause.KERNEL_GONE, "the connection to the run's starter is lost")
-        self._supervisor.stop(
-            self.run_dir.path, stop.cause, stop.reason, origin=stop.origin, now=stop.now
-        )
+        self._supervisor.stop(self.run_dir.path, stop)
 
 
 def _stopped_on_purpose(run: RunDir) -> bool:

@@ -26,8 +26,8 @@ from tpunb.utils.options import (
     parse_count,
     parse_duration,
     parse_rank_list,
-    warn,
 )
+from tpunb.utils.text import parse_ranks
 
 _Options = TypeVar("_Options")
 
@@ -55,10 +55,6 @@ def cores(text: str) -> Cores:
 
 
 def _idle(text: str) -> float:
-    """Parse seconds. A number without a unit means minutes, for one more release."""
-    if text.replace(".", "", 1).isdecimal():
-        warn(f"--idle {text} means minutes now and seconds in the next release: write {text}m")
-        text += "m"
     seconds = parse_duration(text)
     if seconds < 60:
         raise argparse.ArgumentTypeError(f"{text!r} is shorter than a minute")
@@ -108,6 +104,16 @@ def _profile(text: str) -> Profile:
     raise argparse.ArgumentTypeError(f"{text!r} is not of the form RANKS:FIRST-LAST, e.g. 0,3:5-10")
 
 
+def ranks_to_show(text: str, world_size: int, option: str) -> frozenset[int]:
+    """Parse the value of `--ranks`; raise UsageError for a rank that the run does not have."""
+    from IPython.core.error import UsageError
+
+    try:
+        return parse_ranks(text, world_size)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
 # Options that several magics and commands share.
 
 
@@ -120,7 +126,7 @@ def _cores_option(help: str) -> Any:
     return option("--cores", type=cores, metavar="N|all", help=help, group=COMMON)
 
 
-def ranks_option(group: str, old_name: str | None = None) -> Any:
+def ranks_option(group: str) -> Any:
     """Return the option --ranks."""
     return option(
         "--ranks",
@@ -129,7 +135,6 @@ def ranks_option(group: str, old_name: str | None = None) -> Any:
         metavar="all|none|LIST",
         help="show only the lines of these ranks, e.g. 0,3-5 (default: all)",
         group=group,
-        old_name=old_name,
     )
 
 
@@ -260,7 +265,7 @@ class TrainOptions:
         help="set an environment variable for the ranks (repeatable)",
         group=COMMON,
     )
-    ranks: str = ranks_option(COMMON, old_name="--logs")
+    ranks: str = ranks_option(COMMON)
     dry_run: bool = flag(
         "--dry-run", help="show the plan and the script, run nothing", group=COMMON
     )
@@ -333,7 +338,6 @@ class TrainOptions:
         "--cold",
         help="start afresh: without the preloaded torch_xla and without a kept prelude",
         group=ADVANCED,
-        old_name="--fresh",
     )
     replay: bool = flag(
         "--replay",
@@ -376,7 +380,7 @@ class LaunchOptions(TrainOptions):
 
 
 @dataclass(frozen=True)
-class DebugOptions:
+class DebugCellOptions:
     """Options of `%%tpu_debug`."""
 
     no_report: bool = flag("--no-report", help="do not report what XLA did with the cell")
@@ -400,7 +404,7 @@ class LogsOptions:
     """Options of `%tpu_logs` and `tpunb logs`."""
 
     run: str | None = run_argument("the latest")
-    ranks: str = ranks_option("", old_name="--rank")
+    ranks: str = ranks_option("")
     stream: str | None = option(
         "--stream",
         choices=("stdout", "stderr", "prelude"),
@@ -429,9 +433,11 @@ class LogsOptions:
         "--tail", type=parse_count, metavar="N", help="show only the last N lines"
     )
 
-    def search(self) -> logs.Search:
+    def search(self) -> logs.LogSearch:
         """Return the search that these options describe."""
-        return logs.Search(self.ranks, self.stream, self.level, self.grep, self.context, self.tail)
+        return logs.LogSearch(
+            self.ranks, self.stream, self.level, self.grep, self.context, self.tail
+        )
 
 
 @dataclass(frozen=True)
@@ -447,7 +453,7 @@ class AttachOptions:
 
     run: str | None = run_argument("the latest active run")
     out: str | None = _out_option("")
-    ranks: str = ranks_option("", old_name="--logs")
+    ranks: str = ranks_option("")
     no_raise: bool = _no_raise_flag("")
 
 
@@ -527,7 +533,7 @@ TRAIN = MagicParser(
 )
 DEBUG = MagicParser(
     "%%tpu_debug",
-    DebugOptions,
+    DebugCellOptions,
     "Run this cell in the kernel, on one core, and report on XLA.",
 )
 RUNS = MagicParser("%tpu_runs", RunsOptions, "List the runs, newest first.")

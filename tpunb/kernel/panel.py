@@ -37,13 +37,13 @@ from tpunb.display.front_end import (
     current_front_end,
 )
 from tpunb.display.run_view import RunView, relative_path
-from tpunb.kernel.launcher import Attached, Run
+from tpunb.kernel.launcher import Attached, Run, show_events
 from tpunb.runs import logs, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, Metric
 from tpunb.runs.metrics import MetricSeries
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunSpec, RunState, StopOrigin
+from tpunb.runs.spec import RunSpec, RunState, Stop, StopOrigin
 from tpunb.utils.ansi import strip_ansi
 
 PROBE_AFTER = (0.0, 0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -131,10 +131,7 @@ def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
         view.tick()
         if panel.is_open:
             panel.reserve_place()  # right below the card: lines come before the front end answers
-        for event in run.events():
-            for shown in (view, panel):
-                shown.tick() if event is None else shown.show(event)
-            yield
+        yield from show_events(run, view, panel)
 
 
 class BackgroundPanel:
@@ -169,7 +166,9 @@ def _log_line(run: RunDir) -> dict[str, Any]:
 def _press_stop(run: RunDir) -> None:
     """Request a stop; if the run is already stopping, skip the rest of its grace period."""
     now = state.run_state(run) is RunState.STOPPING
-    state.request_stop(run, "stopped with its button", origin=StopOrigin.HANDLE, now=now)
+    state.request_stop(
+        run, Stop(reason="stopped with its button", origin=StopOrigin.HANDLE, now=now)
+    )
 
 
 class _Probe:
@@ -313,7 +312,7 @@ class _Widgets:
 
         self._spec, self._run, self._controls = spec, run, controls
         self._live: logs.LiveLog | None = None
-        self._search_shown: logs.Search | None = None
+        self._search_shown: logs.LogSearch | None = None
         self.changed = True
         self._search = w.Text(
             placeholder="search: a regular expression",
@@ -403,7 +402,7 @@ class _Widgets:
         except argparse.ArgumentTypeError as error:
             self._log.value = f"<i>{escape(str(error))}</i>"
             return
-        search = logs.Search(
+        search = logs.LogSearch(
             ranks=self._rank.value, level=self._level.value or None, pattern=pattern
         )
         if new := self._live is None or search != self._search_shown:

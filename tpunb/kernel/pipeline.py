@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from tpunb.kernel import checks
 from tpunb.kernel.changes import Changes, PreludeCell
-from tpunb.kernel.options import TrainOptions
-from tpunb.kernel.resume import find_checkpoints
+from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
 from tpunb.kernel.settings import PlainNames
-from tpunb.kernel.taken import Taken, take
-from tpunb.machine import environment, prices
+from tpunb.kernel.taken import TakenValues, take
+from tpunb.machine import environment
 from tpunb.machine.auto_stop import TpuVm
 from tpunb.machine.environment import Change, SpmdEnvironment
 from tpunb.machine.machine import Machine
@@ -44,8 +42,11 @@ from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import Cell, EarlierValues, LaunchCall, Script, Snapshot
 from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
+from tpunb.runs import directory
+from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
-from tpunb.utils import cpus, env_vars
+from tpunb.utils import cpus, env_vars, records
+from tpunb.utils.errors import TpunbError
 from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class PreparedNotebook:
     """Why every rank must run the prelude itself; None: it runs once."""
     findings: tuple[Finding, ...]
     """Lint's findings, in the order of the notebook."""
-    taken: Taken = field(default_factory=Taken)
+    taken: TakenValues = field(default_factory=TakenValues)
     """What the run takes from the kernel, and what has changed there that it does not take."""
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that the prelude's cells removed in the kernel, and their values."""
@@ -133,7 +134,7 @@ def prepare_notebook(
         user_ns = {**user_ns, **parameters}
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
     if replay:
-        script, taken, held = convert(snapshot, got, left=left), Taken(), None
+        script, taken, held = convert(snapshot, got, left=left), TakenValues(), None
     else:
         held = PlainNames(user_ns)
         script = convert(snapshot, got, left=left, held=held, parameters=True)
@@ -219,12 +220,12 @@ class RunRequest:
     """The ranks' environment."""
     changes: tuple[Change, ...]
     """Differences between the ranks' environment and the kernel's."""
+    target: Target
+    """This machine, or the place that `--on` names."""
     shown_ranks: frozenset[int]
     """The ranks whose lines the cell shows."""
     vm: TpuVm | None = None
     """The machine that `--stop-when-done` stops."""
-    lacks_tpu: bool = False
-    """True if a cell sets PJRT_DEVICE=TPU on a machine without a TPU."""
     notes_shown: frozenset[str] = frozenset()
     """Notes on the notebook that earlier runs have shown, and that need not be repeated."""
     lint_shown: bool = False
@@ -235,8 +236,6 @@ class RunRequest:
     """True for a run of `--grid`."""
     call: LaunchCall | None = None
     """The call of `tpunb.launch`; None for a train cell."""
-    target: Target | None = None
-    """The hosts of the place that `--on` names; None: this machine."""
 
     @property
     def name(self) -> str:
@@ -248,7 +247,12 @@ class RunRequest:
         """The number of ranks."""
         if self.spmd is None:
             return self.cores
-        return 1 if self.target is None else len(self.target.hosts)
+        return max(1, len(self.target.hosts))
+
+    @property
+    def costs(self) -> list[str]:
+        """Lines about the cost of the run."""
+        return self.target.estimate.describe(self.options.timeout)
 
     @property
     def restored(self) -> dict[str, str]:
@@ -258,7 +262,6 @@ class RunRequest:
 
     def remote_env(self, run_id: str) -> dict[str, str]:
         """Return the variables for the ranks on the hosts of a place, besides the hosts' own."""
-        assert self.target is not None
         shared = self.target.checkpoints(run_id)
         saved = {} if shared is None else {env_vars.CHECKPOINTS: shared}
         return {**saved, **self.env, **self.restored}
@@ -268,26 +271,21 @@ class RunRequest:
         self.notebook.raise_for_lint(self.world_size)
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
-        """Yield the notes that the cell shows before the run begins."""
+        """Yield the notes that are shown before the run begins."""
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
-        if self.lacks_tpu:
-            yield "PJRT_DEVICE=TPU is ignored: this machine has no TPU, so this is a CPU rehearsal"
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
         yield from self.notebook.taken.lines()
         yield from map(str, self.notebook.script.missing_changes)
         if not self.lint_shown:
             yield from self.notebook.lint_notes()
-        if self.target is not None:
-            yield from self.target.notes(self.notebook.script.text)
+        yield from self.target.notes(self.notebook.script.text)
 
     def spec(self, run_id: str) -> RunSpec:
         """Return the content of `spec.json` in the run folder."""
         options, target = self.options, self.target
-        cwd, path = os.getcwd(), _import_path()
-        if target is not None:
-            cwd, path = target.paths(path)
+        cwd, path = target.paths(_import_path())
         return RunSpec(
             id=run_id,
             name=self.name,
@@ -301,7 +299,7 @@ class RunRequest:
             timeout=options.timeout,
             hang_timeout=options.hang_timeout,
             retries=options.retries,
-            price=prices.price_of(self.machine) if target is None else target.estimate.price,
+            price=target.price,
             replicate=self.notebook.replicate,
             spmd=None if self.spmd is None else self.cores,
             devices_per_chip=self.machine.devices_per_chip,
@@ -309,8 +307,8 @@ class RunRequest:
             restored=tuple(self.restored),
             resumed_from=self.resumed_from,
             trial=self.trial,
-            hosts=() if target is None else target.hosts,
-            place="" if target is None else target.place.name,
+            hosts=target.hosts,
+            place=target.place_name,
         )
 
 
@@ -328,30 +326,26 @@ def make_request(
     cores: int,
     *,
     runs: Path,
-    kernel: Mapping[str, str] = MappingProxyType({}),
-    target: Target | None = None,
+    target: Target,
 ) -> RunRequest:
     """Decide what the options, the notebook and the machine together determine.
 
-    `cores`: as `checks.choose_cores` returns them. `runs`: the folder in which `--resume` searches.
-    `kernel`: the kernel's environment, which a run at a place (`target`) does not get.
+    `here`: a machine of the target. `runs`: the folder in which `--resume` searches.
 
     Raises UsageError for an option that does not fit the notebook, and TpunbError for `--resume`.
     """
     if refusal := assigned.refusal(notebook.script, options.returns, notebook.taken.names):
         raise UsageError(f"{options.written('returns')} {refusal}")
-    asked, hosts = dict(options.env), 1 if target is None else len(target.hosts)
-    env: dict[str, str] = dict(asked)
-    changes: tuple[Change, ...] = ()
-    if target is None:
-        env = environment.run_environment(kernel, here.device, asked, here)
-        changes = tuple(environment.environment_changes(kernel, here.device, here))
-    spmd = environment.spmd_environment(kernel, asked, here, cores // hosts, notebook.script.spmd)
+    asked, hosts = dict(options.env), max(1, len(target.hosts))
+    env, changes = target.environment(asked)
+    spmd = environment.spmd_environment(
+        target.kernel, asked, here, cores // hosts, notebook.script.spmd
+    )
     if spmd is not None:
         env, cores = dict(spmd.env), spmd.cores * hosts
-        changes = spmd.changes if target is None else ()
+        changes = () if target.hosts else spmd.changes
     ranks = cores if spmd is None else hosts
-    shown = checks.ranks_to_show(options.ranks, ranks, options.written("ranks"))
+    shown = ranks_to_show(options.ranks, ranks, options.written("ranks"))
     resumed = None
     if options.resume is not None:
         env[env_vars.RESUME], resumed = find_checkpoints(
@@ -365,9 +359,43 @@ def make_request(
         spmd=spmd,
         env=env,
         changes=changes,
+        target=target,
         shown_ranks=shown,
         resumed_from=resumed,
-        target=target,
+    )
+
+
+def find_checkpoints(
+    resume: str, runs: Path, notebook: str | None, target: Target
+) -> tuple[str, str]:
+    """Return the checkpoints that `--resume` names, and the id of their run.
+
+    If `resume` is a folder or URL, return it twice. `notebook`: the path of the notebook, for
+    `last`; `target`: what must find the checkpoints. Raises TpunbError.
+    """
+    if "://" in resume:
+        return resume, resume
+    if Path(resume).is_dir() or (target.hosts and resume.startswith("/")):
+        return (str(Path(resume).absolute()),) * 2
+    run = _latest_saved(runs, notebook) if resume == LAST else directory.find_run(runs, resume)
+    return target.resume(run), run.id
+
+
+def _latest_saved(runs: Path, notebook: str | None) -> RunDir:
+    """Return the latest run of a notebook that has saved a checkpoint, and is no trial."""
+    trials = False
+    for run in reversed(directory.list_runs(runs)):
+        saved = any(run.path.glob("attempts/*/*/saving.txt")) and run.checkpoints.is_dir()
+        # `...` equals no path: of a snapshot that cannot be read, nothing is known.
+        if saved and records.read_dict(run.snapshot).get("path", ...) == notebook:
+            if not records.read_dict(run.spec).get("trial"):
+                return run
+            trials = True
+    other = "but trials of --grid have; to continue one of them" if trials else ""
+    raise TpunbError(
+        f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint"
+        f"{', ' if trials else '; '}{other or 'to continue another run'}, name it with "
+        "--resume RUN (%tpu_runs lists all runs)"
     )
 
 
@@ -378,7 +406,7 @@ def describe_plan(request: RunRequest) -> str:
     notebook, device = request.notebook, request.machine.device
     snapshot, script = notebook.snapshot, notebook.script
     kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
-    if request.target is not None:
+    if request.target.hosts:
         kind = f"{kind} of {', '.join(request.target.hosts)} ({request.machine.kind})"
     lines = [
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",

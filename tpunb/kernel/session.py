@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
@@ -24,16 +24,18 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import calls, checks, cost, device, panel, rank_names, setup
+from tpunb.kernel import calls, cost, device, panel, rank_names, setup
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.changes import Changes
-from tpunb.kernel.launcher import Attached, Launcher, Run, require_taken
+from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
 from tpunb.kernel.options import (
     AttachOptions,
     LaunchOptions,
     SetupOptions,
     TrainOptions,
+    ranks_to_show,
 )
+from tpunb.kernel.prepare import choose_cores, prepare, refuse_unsupported
 from tpunb.kernel.rank_names import RankNames
 from tpunb.kernel.returned import Returned, ReturnedRun
 from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
@@ -45,24 +47,25 @@ from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
 from tpunb.places import kinds, mirror
+from tpunb.places.local import LocalTarget
 from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
-from tpunb.runs.spec import Device, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import Device, RunState, Stop, StopOrigin
 from tpunb.utils import env_vars, files
 from tpunb.utils.errors import HandoffError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
 from tpunb.xla.spmd import VARIABLE
 
 if TYPE_CHECKING:
-    from tpunb.kernel.pipeline import RunRequest
+    from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
     from tpunb.notebook.lint.findings import Finding
     from tpunb.notebook.models import Snapshot
     from tpunb.places.target import Target
 
-_INTERRUPTED = "interrupted in the notebook"
+INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
 LAST_UPLOAD = 600.0
 """Seconds that a cell waits for its run's upload if the machine may end together with the cell."""
 
@@ -107,27 +110,28 @@ class Session:
         self._notes_told: set[str] = set()
         earlier = [run.source for run in self.history.executions()]
         self.changes = Changes(shell.user_ns, earlier[:-1])
-        shell.events.register("post_run_cell", self._note_changes)
-        device.watch_device(shell)
+        device.note_running()
         if tpu.count_chips(machine.root_of(os.environ))[0] and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
         self.auto_stop = AutoStop()
-        shell.events.register("pre_run_cell", self.auto_stop.begin_cell)
-        shell.events.register("post_run_cell", self.auto_stop.end_cell)
         self._ahead = False
-        shell.events.register("post_run_cell", self._run_ahead)
         self._rank_names = RankNames()
-        shell.events.register("post_run_cell", self._rank_names.explain)
+        self._hooks: tuple[tuple[str, Any], ...] = (
+            ("pre_run_cell", self.auto_stop.begin_cell),
+            ("post_run_cell", self._note_changes),
+            ("post_run_cell", device.note_cell),
+            ("post_run_cell", self.auto_stop.end_cell),
+            ("post_run_cell", self._run_ahead),
+            ("post_run_cell", self._rank_names.explain),
+        )
+        for event, hook in self._hooks:
+            shell.events.register(event, hook)
 
     def close(self) -> None:
         """Remove all hooks from the kernel and end all processes."""
-        self.shell.events.unregister("pre_run_cell", self.auto_stop.begin_cell)
-        self.shell.events.unregister("post_run_cell", self.auto_stop.end_cell)
-        self.shell.events.unregister("post_run_cell", self._note_changes)
-        self.shell.events.unregister("post_run_cell", self._run_ahead)
-        self.shell.events.unregister("post_run_cell", self._rank_names.explain)
+        for event, hook in self._hooks:
+            self.shell.events.unregister(event, hook)
         self.auto_stop.close()
-        device.unwatch_device(self.shell)
         self.history.close()
         self.launcher.close()
 
@@ -201,7 +205,9 @@ class Session:
     def _choose_defaults(self, options: SetupOptions) -> None:
         here = self.machine()
         if options.cores is not None:
-            self.defaults.cores = checks.check_cores(here, options.cores, "%tpu_setup --cores")
+            self.defaults.cores = choose_cores(
+                LocalTarget(here), options.cores, "%tpu_setup --cores"
+            )
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
         change = self.choose_device(options.kernel_device)
@@ -300,7 +306,7 @@ class Session:
                 )
             )
             if options.detach:
-                require_taken(run, interrupts, _INTERRUPTED, StopOrigin.NOTEBOOK)
+                require_taken(run, interrupts, INTERRUPTED)
                 self.leave(run)
                 return None
             if isinstance(run, Run) and options.background:
@@ -366,62 +372,65 @@ class Session:
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)
-        requested, target = dict(options.env), None
-        here = self.machine(requested)
-        if options.on is not None:
-            target = self._find_target(options, interrupts or Interrupts(), front)
-            here = target.machine(here)
-        checks.refuse_variables(options, here)
-        cores = checks.choose_cores(options, here, target, self.defaults.cores)
-        checks.ranks_to_show(options.ranks, cores, options.written("ranks"))
-        kernel = self.environ() if target is None else {}
-        vm = None
-        if not options.dry_run and target is None:
-            vm = self._vm_to_stop(options, "%%tpu_train")
-            self._ready_machine(options, here)
-            # This imports torch_xla while the notebook is converted.
-            self.launcher.warm(self._run_environment(here, requested))
-        # Imported late: it is large, and `%load_ext` must be fast.
-        from tpunb.kernel import pipeline
+        here = self.machine(dict(options.env))
+        if options.on is None:
+            target: Target = self._local_target(options, here)
+        else:
+            target = self._find_place(options.on, options, interrupts or Interrupts(), front)
+        vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
 
-        notebook = pipeline.prepare_notebook(
-            self.history,
-            self.changes,
-            cell,
-            notebook=self.defaults.notebook,
-            user_ns=self.shell.user_ns,
-            returned=self.returned,
-            replicate=options.replicate,
-            replay=options.replay,
-            parameters=parameters,
-        )
-        request = pipeline.make_request(
-            options, notebook, here, cores, runs=self.defaults.runs, kernel=kernel, target=target
-        )
+        def convert() -> PreparedNotebook:
+            from tpunb.kernel import pipeline
+
+            return pipeline.prepare_notebook(
+                self.history,
+                self.changes,
+                cell,
+                notebook=self.defaults.notebook,
+                user_ns=self.shell.user_ns,
+                returned=self.returned,
+                replicate=options.replicate,
+                replay=options.replay,
+                parameters=parameters,
+            )
+
+        request = prepare(convert, target, options, here, self.defaults.runs)
         return replace(
             request,
             vm=vm,
-            lacks_tpu=target is None and device.cell_asks_for_missing_tpu(),
             notes_shown=frozenset(self._notes_told),
-            lint_shown=_without_places(notebook.findings) == self._lint_told,
+            lint_shown=_without_places(request.notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
             trial=bool(parameters),
         )
 
-    def _find_target(
-        self, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
+    def _local_target(self, options: TrainOptions, here: Machine) -> LocalTarget:
+        def get_ready() -> None:
+            if not options.dry_run:
+                self._ready_machine(options, here)
+                # This imports torch_xla while the notebook is converted.
+                self.launcher.warm(self._run_environment(here, dict(options.env)))
+
+        remarks: tuple[str, ...] = ()
+        if device.cell_asks_for_missing_tpu():
+            remarks = (
+                "PJRT_DEVICE=TPU is ignored: this machine has no TPU, so this is a CPU rehearsal",
+            )
+        return LocalTarget(here, self.environ(), self.defaults.cores, get_ready, remarks)
+
+    def _find_place(
+        self, name: str, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
     ) -> Target:
         """Return the place that `--on` names, after checking that it can run the cell."""
-        assert options.on is not None
         if options.stop_when_done:
             raise UsageError(f"{options.written('on')}: --stop-when-done stops this machine only")
         front = front or front_end.current_front_end()
         show = partial(show_waiting, front)
         try:
-            target = kinds.find_target(options.on, Path.cwd(), show, lambda: interrupts.count > 0)
-            cost.refuse_options(target, options)
-            if not options.dry_run and (told := cost.describe(target, options)):
-                show("; ".join(told))
+            target = kinds.find_target(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            refuse_unsupported(target, options)
+            if not options.dry_run and (costs := target.estimate.describe(options.timeout)):
+                show("; ".join(costs))
             return target
         except BaseException:
             if front.publish is not None:  # the error replaces the progress
@@ -449,9 +458,8 @@ class Session:
         request.raise_for_lint()
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
-        if request.target is not None:
-            runs = int(os.environ.get(env_vars.TRIALS, "1"))
-            cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=runs)
+        trials = int(os.environ.get(env_vars.TRIALS, "1"))
+        cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=trials)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         snapshot = request.notebook.snapshot
@@ -465,37 +473,16 @@ class Session:
             spec = replace(spec, blocks=blocks)
             if request.notebook.taken.parameters:
                 files.write_json(folder.parameters, request.notebook.taken.parameters)
-            script, kept_cells = request.notebook.script, redaction.redacted_snapshot(snapshot)
-            if request.target is not None:
-                with suppress(OSError):  # sent to the hosts, but the run does not need it
-                    _keep_notebook(snapshot, folder)
-                run: Run | Attached = self.launcher.start_at(
-                    request.target,
-                    folder,
-                    spec,
-                    script,
-                    kept_cells,
-                    request.remote_env(folder.id),
-                    detached=request.options.detach,
-                )
-            else:
-                run = self.launcher.start(
-                    folder,
-                    spec,
-                    script,
-                    kept_cells,
-                    request.env,
-                    restored=request.restored,
-                    detached=request.options.detach,
-                )
+            if spec.hosts:
+                _keep_notebook(snapshot, folder)  # it is sent to the hosts
+            run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))
         if (bucket := listing.bucket()) is not None:
             with suppress(OSError):  # too little memory: the local folder has everything
                 upload.start_upload(folder, bucket)
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, folder.path)
-        if request.target is None:
-            with suppress(OSError):  # the run has begun and does not need it
-                _keep_notebook(snapshot, folder)
+        if not spec.hosts:
+            _keep_notebook(snapshot, folder)
         if env_vars.RAN in os.environ:
             files.append_text(Path(os.environ[env_vars.RAN]), f"{folder.path}\n")
         return run
@@ -532,7 +519,7 @@ class Session:
         handle = BackgroundRun(
             run,
             logs=request.shown_ranks,
-            notes=(*cost.describe(request.target, options), *request.notes(run.spec)),
+            notes=(*request.costs, *request.notes(run.spec)),
             raises=not options.no_raise,
             bind=bind,
             ended=lambda result: self.launcher.remember(script, result, run.spec),
@@ -549,20 +536,12 @@ class Session:
         The interrupt key stops the run; pressed again, it skips the grace period. If the run cannot
         be stopped, the first press reports this, and the second one leaves the run: returns None.
         """
-        for note in (
-            *cost.describe(request.target, request.options),
-            *request.notes(run.spec),
-        ):
+        for note in (*request.costs, *request.notes(run.spec)):
             view.show(Note(note))
-        seen = 0
-        for _ in panel.show_run(run, view):
-            if interrupts.count > seen:
-                hurry, seen = seen > 0, interrupts.count
-                if hurry and isinstance(run, Attached):
-                    view.leave("still running; this cell stopped following it")
-                    self.leave(run)
-                    return None
-                run.stop(StopCause.USER, _INTERRUPTED, origin=StopOrigin.NOTEBOOK, now=hurry)
+        if not follow_to_end(panel.show_run(run, view), run, interrupts, INTERRUPTED):
+            view.leave("still running; this cell stopped following it")
+            self.leave(run)
+            return None
         missing: Iterable[str] = ()
         if request.call is None:
             brought = _brought(request.options)
@@ -610,18 +589,15 @@ class Session:
         folder = state.find_active(self.defaults.runs, options.run)
         mirror.ensure(folder)
         run = Attached(folder)
-        shown_ranks = checks.ranks_to_show(
-            options.ranks, run.spec.world_size, "%tpu_attach --ranks"
-        )
+        shown_ranks = ranks_to_show(options.ranks, run.spec.world_size, "%tpu_attach --ranks")
         age = max(0.0, time.time() - run.dir.spec.stat().st_mtime)
         view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=html.LEAVE)
         with counted_interrupts() as interrupts:
-            for _ in panel.show_run(run, view):
-                if interrupts.count:
-                    view.leave("still running; this cell stopped following it")
-                    stop = kinds.reason_not_stoppable(run.dir) or f"%tpu_stop {run.dir.id} stops it"
-                    print(f"run {run.dir.id} is still running; {stop}")
-                    return None
+            if not follow_to_end(panel.show_run(run, view), run, interrupts, None):
+                view.leave("still running; this cell stopped following it")
+                stop = kinds.reason_not_stoppable(run.dir) or f"%tpu_stop {run.dir.id} stops it"
+                print(f"run {run.dir.id} is still running; {stop}")
+                return None
             result = _finish(run, view)
         delivery = self.returned.add(
             ReturnedRun(self.history.running(), run.dir, run.spec.returns, options.out)
@@ -681,7 +657,7 @@ def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
     """Write the whole notebook to `notebook.ipynb`; `notebook.json` holds the captured cells.
 
     Secrets are removed (`tpunb.notebook.convert.redaction`). A file that is not a notebook is
-    not kept.
+    not kept; nor is one that cannot be written, because the run does not need it.
     """
     from tpunb.notebook.convert.redaction import redacted_notebook
 
@@ -689,7 +665,7 @@ def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
     if content is None and snapshot.path is not None and Path(snapshot.path).is_file():
         content = Path(snapshot.path).read_bytes().decode("utf-8", "replace")
     if content is not None:
-        with suppress(ValueError):
+        with suppress(ValueError, OSError):
             text = redacted_notebook(content)
             files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))
 

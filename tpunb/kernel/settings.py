@@ -185,7 +185,7 @@ def _settings(value: Any, kind: PartKind) -> list[tuple[str, str, object]] | Non
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A part whose value in the kernel differs from that in the run."""
 
     path: str
@@ -197,7 +197,7 @@ class Difference:
     """The kind of the part in the run that contains it."""
 
 
-def differences(kernel: tuple[Part, ...], here: tuple[Part, ...]) -> Iterator[Difference]:
+def differences(kernel: tuple[Part, ...], here: tuple[Part, ...]) -> Iterator[SettingDifference]:
     """Yield the outermost parts in which a value of the kernel and one of a run differ."""
     own = {part.path: part for part in here}
     theirs = {part.path for part in kernel}
@@ -211,11 +211,11 @@ def differences(kernel: tuple[Part, ...], here: tuple[Part, ...]) -> Iterator[Di
             continue
         done.append(part.path)
         if mine is None or not mine.same(part):
-            yield Difference(part.path, mine, part, _parent(part.path, own))
+            yield SettingDifference(part.path, mine, part, _parent(part.path, own))
     for part in here:
         if part.path not in theirs and not _within(part.path, done):
             done.append(part.path)
-            yield Difference(part.path, part, None, _parent(part.path, own))
+            yield SettingDifference(part.path, part, None, _parent(part.path, own))
 
 
 def _within(path: str, done: list[str]) -> bool:

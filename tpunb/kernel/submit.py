@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,17 @@ from IPython.utils.text import DollarFormatter
 
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import checks, cost, pipeline
-from tpunb.kernel.launcher import Attached, Launcher, Run, require_taken
+from tpunb.kernel import cost, pipeline
+from tpunb.kernel.launcher import (
+    Attached,
+    Launcher,
+    Run,
+    follow_to_end,
+    require_taken,
+    show_events,
+)
 from tpunb.kernel.options import TRAIN, TrainOptions
+from tpunb.kernel.prepare import prepare, refuse_unsupported
 from tpunb.machine import machine
 from tpunb.notebook.convert import earlier_values, redaction
 from tpunb.notebook.errors import NotebookError
@@ -31,13 +39,12 @@ from tpunb.places.target import Target
 from tpunb.runs import directory, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
-from tpunb.runs.result import RunResult
-from tpunb.runs.spec import RunState, StopCause, StopOrigin
+from tpunb.runs.spec import RunState, Stop, StopOrigin
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.text import parse_ranks
 
-_INTERRUPTED = "interrupted in the terminal"
+_INTERRUPTED = Stop(reason="interrupted in the terminal", origin=StopOrigin.COMMAND)
 
 
 def submit(
@@ -59,45 +66,34 @@ def submit(
     options = _options(snapshot)
     options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
-    cost.refuse_options(target, options)
+    refuse_unsupported(target, options)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))
         return 0
     request.raise_for_lint()
-    for line in cost.describe(target, options):
+    for line in request.costs:
         print(line)
     cost.confirm(target, options, _ask, "tpunb submit --yes")
     launcher = Launcher()
     # A KeyboardInterrupt here would remove the folder of a run that has already begun.
     with counted_interrupts() as pressed:
         with directory.new_run(runs, request.name) as folder:
-            run = launcher.start_at(
-                target,
-                folder,
-                request.spec(folder.id),
-                request.notebook.script,
-                redaction.redacted_snapshot(snapshot),
-                request.remote_env(folder.id),
-                detached=detach,
-            )
+            cells = redaction.redacted_snapshot(snapshot)
+            run = launcher.begin(request, folder, request.spec(folder.id), cells)
         if detach:
-            require_taken(run, pressed, _INTERRUPTED, StopOrigin.COMMAND)
+            require_taken(run, pressed, _INTERRUPTED)
         elif pressed.count:
-            state.request_stop(folder, _INTERRUPTED, origin=StopOrigin.COMMAND)
+            state.request_stop(folder, _INTERRUPTED)
     if detach:
         if cannot := kinds.reason_not_stoppable(folder):
             print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
-    notes = tuple(request.notes(run.spec))
     try:
-        result = follow(run, request.shown_ranks, notes=notes, stops=True)
+        return follow(run, request.shown_ranks, _INTERRUPTED, request.notes(run.spec))
     finally:
         launcher.close()
-    if result is None:
-        return _left(folder)
-    return _status(result)
 
 
 def _ask(prompt: str) -> str:
@@ -153,53 +149,31 @@ def attach(runs: Path, wanted: str | None, ranks: str) -> int:
         shown = parse_ranks(ranks, run.spec.world_size)
     except ValueError as error:
         raise TpunbError(f"--ranks: {error}") from None
-    result = follow(run, shown)
-    if result is None:
-        return _left(folder)
-    return _status(result)
-
-
-def _left(run: RunDir) -> int:
-    """Print how to follow and stop a run that this command no longer follows."""
-    stop = kinds.reason_not_stoppable(run) or f"`tpunb stop {run.id}` stops it"
-    print(f"run {run.id} is still running (`tpunb attach {run.id}` follows it); {stop}")
-    return 0
-
-
-def _status(result: RunResult) -> int:
-    if result.state is not RunState.SUCCEEDED:
-        print(str(result), file=sys.stderr)
-    return 0 if result.state is RunState.SUCCEEDED else 1
+    return follow(run, shown, None)
 
 
 def follow(
-    run: Run | Attached, shown: frozenset[int], *, notes: tuple[str, ...] = (), stops: bool = False
-) -> RunResult | None:
-    """Show a run in the terminal until it has ended; None if the user detached before.
+    run: Run | Attached, shown: frozenset[int], stop: Stop | None, notes: Iterable[str] = ()
+) -> int:
+    """Show a run in the terminal until it has ended or the user leaves it; return the exit status.
 
-    `stops`: Ctrl-C stops the run, and pressed again skips the grace period; otherwise Ctrl-C
-    detaches. The second Ctrl-C also detaches from a run of another process, because such a run may
-    not be stoppable (the first one reports why).
+    `stop`: what Ctrl-C does (`follow_to_end`).
     """
-    view = RunView(run.spec, run.dir, logs=shown, stop="" if stops else LEAVE)
+    view = RunView(run.spec, run.dir, logs=shown, stop="" if stop else LEAVE)
     for note in notes:
         view.show(Note(note))
-    seen = 0
     with counted_interrupts() as pressed:
-        for event in run.events():
-            if event is None:
-                view.tick()
-            else:
-                view.show(event)
-            if pressed.count > seen:
-                hurry, seen = seen > 0, pressed.count
-                if not stops or (hurry and isinstance(run, Attached)):
-                    view.leave("still running")
-                    return None
-                run.stop(StopCause.USER, _INTERRUPTED, origin=StopOrigin.COMMAND, now=hurry)
+        if not follow_to_end(show_events(run, view), run, pressed, stop):
+            view.leave("still running")
+            how = kinds.reason_not_stoppable(run.dir) or f"`tpunb stop {run.dir.id}` stops it"
+            follows = f"`tpunb attach {run.dir.id}` follows it"
+            print(f"run {run.dir.id} is still running ({follows}); {how}")
+            return 0
         result = run.result()
         view.finish(result)
-        return result
+    if result.state is not RunState.SUCCEEDED:
+        print(str(result), file=sys.stderr)
+    return 0 if result.state is RunState.SUCCEEDED else 1
 
 
 def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Snapshot:
@@ -248,12 +222,11 @@ def _options(snapshot: Snapshot) -> TrainOptions:
 def _prepare(
     snapshot: Snapshot, options: TrainOptions, target: Target, runs: Path
 ) -> pipeline.RunRequest:
-    here = target.machine(machine.detect_machine(os.environ))
+    def convert() -> pipeline.PreparedNotebook:
+        return pipeline.prepare_file(snapshot, replicate=options.replicate)
+
     try:
-        checks.refuse_variables(options, here)
-        cores = checks.choose_cores(options, here, target)
-        notebook = pipeline.prepare_file(snapshot, replicate=options.replicate)
-        return pipeline.make_request(options, notebook, here, cores, runs=runs, target=target)
+        return prepare(convert, target, options, machine.detect_machine(os.environ), runs)
     except UsageError as error:
         raise TpunbError(str(error)) from None
 

@@ -28,7 +28,7 @@ from tpunb.runs.protocol import (
     StartRun,
     StopRun,
 )
-from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.runs.spec import Stop, StopCause
 from tpunb.utils import cpus, env_vars, interrupts, processes, records
 from tpunb.utils.files import write_json
 
@@ -135,17 +135,9 @@ class SupervisorProcess:
         self._marks.add(f"{env_vars.RUN}={folder}")
         self._send(StartRun(str(folder), env, ahead=True))
 
-    def stop(
-        self,
-        folder: Path,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        """Begin the shutdown sequence of a run; `now` skips the rest of the grace period."""
-        self._send(StopRun(str(folder), cause, reason, origin, now))
+    def stop(self, folder: Path, stop: Stop) -> None:
+        """Begin the shutdown sequence of a run, or continue it without a grace period."""
+        self._send(StopRun(str(folder), stop))
         self._process.send_signal(signal.SIGCONT)  # a suspended supervisor reads no messages
 
     def _send(self, message: Message) -> None:
@@ -342,7 +334,7 @@ class BorrowedSupervisor(SupervisorProcess):
         """Stop the runs of this kernel, once: a second stop would leave them no time to save."""
         closing, self._closing = self._closing, True
         for run in [] if closing else list(self._runs):
-            self.stop(Path(run), StopCause.KERNEL_GONE, "the kernel has ended")
+            self.stop(Path(run), Stop(StopCause.KERNEL_GONE, "the kernel has ended"))
 
     def close(self, wait: float = 60.0) -> None:
         """Disconnect from the supervisor once the runs of this kernel have ended."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.kernel.changes import TORCH_SETTERS, Change, Changes, PreludeCell
+from tpunb.kernel.changes import TORCH_SETTERS, ChangedVariable, Changes, PreludeCell
 from tpunb.kernel.settings import (
-    Difference,
     Part,
     PartKind,
+    SettingDifference,
     differences,
     is_plain,
     parts_of,
@@ -35,7 +35,7 @@ TITLE = '# %% parameters, from the kernel tags=["injected-parameters"]'
 
 
 @dataclass
-class Taken:
+class TakenValues:
     """The values that a run takes from the kernel, and the changes that it does not have."""
 
     statements: list[str] = field(default_factory=list)
@@ -79,12 +79,12 @@ class Taken:
 
 def take(
     changes: Changes, prelude: Iterable[PreludeCell], names: Iterable[str], running: int | None
-) -> Taken:
+) -> TakenValues:
     """Decide what a run takes from the kernel.
 
     `names`: those that the train cell reads. `running`: the number of the running cell.
     """
-    taken = Taken(files=list(changes.edited_modules()))
+    taken = TakenValues(files=list(changes.edited_modules()))
     assigned: dict[int, str] = {}
     for change in changes.since(prelude, names, running):
         if change.kernel.gone:
@@ -103,7 +103,7 @@ def take(
     return taken
 
 
-def _deleted(change: Change) -> str:
+def _deleted(change: ChangedVariable) -> str:
     made = None if change.run is None else change.run.cell
     return (
         f"{change.name} (deleted; cell [{made}] makes it)" if made else f"{change.name} (deleted)"
@@ -123,7 +123,7 @@ def _is_import(value: Any) -> bool:
     return False
 
 
-def _take_setting(taken: Taken, changes: Changes, change: Change) -> None:
+def _take_setting(taken: TakenValues, changes: Changes, change: ChangedVariable) -> None:
     """Take over an environment variable, or a setting of torch."""
     [part] = parts_of(change.name, changes.value(change.name))
     if part.taken is None:
@@ -135,10 +135,10 @@ def _take_setting(taken: Taken, changes: Changes, change: Change) -> None:
         taken.statements.append(f'__import__("torch").{setter}({part.taken})')
     else:
         taken.statements.append(f'__import__("os").{rest} = {part.taken}')
-    taken.notes.append((change.name, _note(change, Difference("", None, part, None))))
+    taken.notes.append((change.name, _note(change, SettingDifference("", None, part, None))))
 
 
-def _take_value(taken: Taken, change: Change, value: object) -> bool:
+def _take_value(taken: TakenValues, change: ChangedVariable, value: object) -> bool:
     """Take over a value, or what has changed in it; True if it is assigned as a whole."""
     kernel = parts_of(change.name, value)
     here = () if change.run is None else change.run.parts
@@ -159,13 +159,13 @@ def _take_value(taken: Taken, change: Change, value: object) -> bool:
         if change.run is not None:  # otherwise the conversion knows whether it is needed
             taken.left.append(_left(change, "", whole))
         return False
-    difference = Difference("", here[0] if here else None, whole, None)
+    difference = SettingDifference("", here[0] if here else None, whole, None)
     _assign(taken, change, difference, in_place=change.in_place and _is_mutable(value))
     taken.names.add(change.name)
     return True
 
 
-def _take_part(taken: Taken, change: Change, difference: Difference) -> None:
+def _take_part(taken: TakenValues, change: ChangedVariable, difference: SettingDifference) -> None:
     kernel, here = difference.kernel, difference.here
     if kernel is None:
         if difference.parent in (PartKind.DICT, PartKind.NAMESPACE, PartKind.OBJECT):
@@ -182,7 +182,11 @@ def _take_part(taken: Taken, change: Change, difference: Difference) -> None:
 
 
 def _assign(
-    taken: Taken, change: Change, difference: Difference, *, in_place: bool = False
+    taken: TakenValues,
+    change: ChangedVariable,
+    difference: SettingDifference,
+    *,
+    in_place: bool = False,
 ) -> None:
     assert difference.kernel is not None
     value, path = difference.kernel.taken, difference.path
@@ -201,7 +205,7 @@ def _assign(
     taken.notes.append((f"{change.name}{path}", _note(change, difference)))
 
 
-def _note(change: Change, difference: Difference) -> str:
+def _note(change: ChangedVariable, difference: SettingDifference) -> str:
     assert difference.kernel is not None
     assert difference.kernel.taken is not None
     line = f"{change.name}{difference.path}: {shown(difference.kernel.taken)} from the kernel"
@@ -215,7 +219,7 @@ def _note(change: Change, difference: Difference) -> str:
     return f"{line}; cell [{change.run.cell}] sets {other}"
 
 
-def _left(change: Change, path: str, part: Part) -> str:
+def _left(change: ChangedVariable, path: str, part: Part) -> str:
     """Describe a change that the run does not have."""
     name = f"{change.name}{path}"
     if part.secret:

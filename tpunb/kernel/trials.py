@@ -33,6 +33,7 @@ from tpunb.notebook.trial_cells import note_kept
 from tpunb.runs import state, tensorboard
 from tpunb.runs.directory import RunDir
 from tpunb.runs.ownership import HeldFolder
+from tpunb.runs.spec import Stop
 from tpunb.utils import env_vars, processes
 from tpunb.utils.errors import TpunbError
 
@@ -79,7 +80,7 @@ def _end_runs(ran: Path) -> None:
     """Stop the runs that a notebook has left: background runs, and all runs if its kernel died."""
     for run in map(RunDir, ran.read_text(encoding="utf-8").splitlines()):
         if state.run_state(run).active and not run.place.exists():
-            state.request_stop(run, "its kernel has ended")
+            state.request_stop(run, Stop(reason="its kernel has ended"))
             state.wait_for_end(run)
 
 

@@ -6,12 +6,17 @@ from collections.abc import Callable
 
 from IPython.core.error import StdinNotImplementedError  # raised if there is no input
 
-from tpunb.places.target import Target
+from tpunb.places.target import PlaceTarget
 from tpunb.utils.errors import TpunbError
 
 
 def confirm_cost(
-    target: Target, timeout: float | None, ask: Callable[[str], str], yes: str, *, runs: int = 1
+    target: PlaceTarget,
+    timeout: float | None,
+    ask: Callable[[str], str],
+    yes: str,
+    *,
+    runs: int = 1,
 ) -> None:
     """Ask whether runs with this time-out may start, if they may cost too much together.
 
@@ -35,7 +40,7 @@ def confirm_cost(
         raise TpunbError(f"not started, as the answer was no. {warning}")
 
 
-def _cost_warning(target: Target, timeout: float | None, runs: int) -> str | None:
+def _cost_warning(target: PlaceTarget, timeout: float | None, runs: int) -> str | None:
     """That the runs may cost more than `ask_above`; None if they cannot."""
     allowed, estimate = target.place.settings.ask_above, target.estimate
     most = estimate.most(timeout)

@@ -30,8 +30,8 @@ from tpunb.places.transport import (
 )
 from tpunb.runs import folder_stream, stream
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunState
-from tpunb.runs.stream import Alive, End, Line, Start, Stop
+from tpunb.runs.spec import RunState, Stop
+from tpunb.runs.stream import Alive, End, Line, Start
 from tpunb.utils import files
 from tpunb.utils.tools import PATIENCE
 

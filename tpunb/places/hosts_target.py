@@ -16,7 +16,7 @@ from tpunb.places.doctor import inspect_hosts
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.hosts import HostsPlace
 from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
-from tpunb.places.target import Estimate, PlaceKind, Target
+from tpunb.places.target import Estimate, PlaceKind, PlaceTarget
 from tpunb.places.transport import make_transport
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device
@@ -24,7 +24,7 @@ from tpunb.utils.errors import TpunbError
 
 
 @dataclass(frozen=True)
-class HostsTarget(Target):
+class HostsTarget(PlaceTarget):
     """The hosts of a place, in order of node rank, which have answered and fit each other."""
 
     place: PlaceConfig

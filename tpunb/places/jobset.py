@@ -28,7 +28,7 @@ from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
 from tpunb.places.kubectl import CONTAINER, INSTANCE, Kubectl
 from tpunb.places.place import HostsRun, place_of
-from tpunb.places.target import Estimate, Target
+from tpunb.places.target import Estimate, PlaceTarget
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, RunSpec
@@ -68,7 +68,7 @@ class JobSetRun(HostsRun):
 
 
 @dataclass(frozen=True)
-class JobSetTarget(Target):
+class JobSetTarget(PlaceTarget):
     """A slice in a cluster, entirely described by `places.toml`."""
 
     place: PlaceConfig

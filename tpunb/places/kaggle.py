@@ -33,14 +33,14 @@ from tpunb.places.kaggle_service import KaggleService, NoAnswerError, Quota, Ses
 from tpunb.places.kaggle_session import EARLIER, FOLDER
 from tpunb.places.log_stream import Unpacker
 from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, PlacedRun, Said, Say
-from tpunb.places.target import Estimate, PlaceKind, PlaceReport, Target
+from tpunb.places.target import Estimate, PlaceKind, PlaceReport, PlaceTarget
 from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
 from tpunb.runs.folder_stream import read_ended
-from tpunb.runs.spec import Device, PhaseKind, Price, RunState, StopCause
-from tpunb.runs.stream import End, Line, Stop
+from tpunb.runs.spec import Device, PhaseKind, Price, RunState, Stop, StopCause
+from tpunb.runs.stream import End, Line
 from tpunb.utils import env_vars, patience, records, secrets
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration, size
@@ -114,7 +114,7 @@ class KaggleRun(PlacedRun):
 
 
 @dataclass(frozen=True)
-class KaggleTarget(Target):
+class KaggleTarget(PlaceTarget):
     """A future session on Kaggle."""
 
     place: PlaceConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpunb.places.config import find_place
 from tpunb.places.place import Cancelled, Check, Place, PlacedRun, Say, place_of
-from tpunb.places.target import PlaceKind, PlaceReport, Target
+from tpunb.places.target import PlaceKind, PlaceReport, PlaceTarget
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.utils.errors import TpunbError
@@ -25,7 +25,7 @@ def find_kind(kind: str) -> PlaceKind:
     return KIND
 
 
-def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> Target:
+def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> PlaceTarget:
     """Return the place `name`, after checking that it can take a run.
 
     `say` is called with progress messages: the check may take a minute, and longer if packages are

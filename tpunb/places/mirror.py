@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.kinds import open_place
@@ -31,9 +30,8 @@ from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase, RanksStarted
 from tpunb.runs.result import Failure, RunResult, signal_name
-from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
-from tpunb.runs.spec import Stop as StopReason
-from tpunb.runs.stream import Append, End, Hello, Replace, Stop
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, Stop, StopCause
+from tpunb.runs.stream import Append, End, Hello, Replace
 from tpunb.utils import files, interrupts, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineTail
@@ -102,17 +100,9 @@ class MirrorProcess:
             return files.read_end(self.run.path / LOG, _TAIL).decode("utf-8", "replace").strip()
         return ""
 
-    def stop(
-        self,
-        folder: Path,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        """Begin the shutdown sequence of the run; `now` skips the rest of the grace period."""
-        state.request_stop(self.run, reason, origin=origin, now=now)
+    def stop(self, folder: Path, stop: Stop) -> None:
+        """Begin the shutdown sequence of the run, or continue it without a grace period."""
+        state.request_stop(self.run, stop)
 
     def close_pipes(self) -> None:
         """Close the lifeline."""
@@ -196,17 +186,7 @@ class Mirror:
 
     def _look_for_stops(self) -> Iterator[Stop]:
         """Yield the stops requested since the last call."""
-        for line in self._requests.read():
-            with contextlib.suppress(ValueError):
-                request: Any = records.parse(line)
-                if isinstance(request, dict) and request.get("do") == "stop":
-                    origin = request.get("origin")
-                    yield Stop(
-                        StopCause.USER,
-                        str(request.get("reason", "")),
-                        StopOrigin(origin) if origin else None,
-                        now=bool(request.get("now")),
-                    )
+        yield from state.read_stops(self._requests)
         if self._lifeline and select.select([0], [], [], 0)[0] and not os.read(0, 4096):
             self._lifeline = False
             yield Stop(StopCause.KERNEL_GONE, "the kernel has ended")
@@ -241,7 +221,8 @@ class Mirror:
             return False
         except (TpunbError, OSError) as error:
             problems = error.problems if isinstance(error, HostsError) else ((None, str(error)),)
-            failures = tuple(_failure(FailureKind.REFUSED, what, host) for host, what in problems)
+            refused = FailureKind.REFUSED
+            failures = tuple(Failure.of(refused, what, host=host) for host, what in problems)
             self._finish_without_hosts(failures)
             return False
         self._missing = set(range(len(self.spec.hosts)))
@@ -343,11 +324,11 @@ class Mirror:
         whole = next((result for result in found if result is not None), None)
         names = self.spec.hosts
         lost = tuple(
-            _failure(FailureKind.HOST_LOST, f"{names[host]} was lost: {reason}", names[host])
+            Failure.of(FailureKind.HOST_LOST, f"{names[host]} was lost: {reason}", host=names[host])
             for host, reason in self._gone.items()
         )
         refused = tuple(
-            _failure(FailureKind.REFUSED, f"{names[host]}: {reason}", names[host])
+            Failure.of(FailureKind.REFUSED, f"{names[host]}: {reason}", host=names[host])
             for host, reason in self._refused.items()
         )
         if whole is None:
@@ -380,23 +361,17 @@ class Mirror:
     def _made(self, failures: tuple[Failure, ...]) -> RunResult:
         """A result made by the mirror, because no host has written one."""
         stop = self._stop
-        return RunResult(
-            state=RunState.FAILED if failures or stop is None else RunState.INTERRUPTED,
-            name=self.spec.name,
-            world_size=self.spec.world_size,
-            device=self.spec.device,
-            started=self._started,
-            ended=time.time(),
-            dir=self.run.path,
+        return RunResult.of_spec(
+            self.spec,
+            self.run.path,
+            RunState.FAILED if failures or stop is None else RunState.INTERRUPTED,
+            self._started,
+            time.time(),
             returncode=1,
             failures=failures,
             reason="" if stop is None else stop.reason,
-            stop=None if stop is None else StopReason(stop.cause, stop.origin),
-            spmd=self.spec.spmd,
-            resumed_from=self.spec.resumed_from,
+            stop=None if stop is None else stop.without_reason(),
             price=None if self._merge.phase is None else self.spec.price,
-            hosts=self.spec.hosts,
-            place=self.spec.place,
         )
 
     def _write(self, result: RunResult) -> None:
@@ -404,20 +379,6 @@ class Mirror:
             self.run.write_result(result)
         self.run.emit(Phase(PhaseKind.ENDED, result.state))
         self.run.emit(Ended(result.state))
-
-
-def _failure(kind: FailureKind, message: str, host: str | None) -> Failure:
-    return Failure(
-        *(None, None, None, None),
-        type="Lost" if kind is FailureKind.HOST_LOST else "Refused",
-        message=message,
-        cell=None,
-        line=None,
-        traceback="",
-        time=time.time(),
-        kind=kind,
-        host=host,
-    )
 
 
 def main() -> None:

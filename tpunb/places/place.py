@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from tpunb.places.config import PlaceConfig
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunState
-from tpunb.runs.stream import Line, Stop
+from tpunb.runs.spec import RunState, Stop
+from tpunb.runs.stream import Line
 from tpunb.utils import files, records
 
 Say = Callable[[str], None]

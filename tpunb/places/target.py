@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tpunb.machine.environment import Change
 from tpunb.machine.machine import Machine
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
@@ -69,12 +70,30 @@ class Estimate:
 
 
 class Target(ABC):
-    """A place that can take a run: everything that a run depends on before it starts."""
+    """What takes a run: everything that the run depends on before it starts."""
+
+    kernel: Mapping[str, str] = MappingProxyType({})
+    """The kernel's environment, as far as a run gets it."""
+
+    @property
+    def place_name(self) -> str:
+        """The place's name; '' for this machine."""
+        return ""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the hosts, for people, in order of node rank; () for this machine."""
+        return ()
 
     @property
     def estimate(self) -> Estimate:
         """What a run will cost or use; found out when the place was queried."""
         return Estimate()
+
+    @property
+    def price(self) -> Price | None:
+        """The price of an hour; None if it is not known."""
+        return self.estimate.price
 
     @property
     def cannot(self) -> Mapping[str, str]:
@@ -83,18 +102,6 @@ class Target(ABC):
         Also 'stop', which is not an option, but a note before the run.
         """
         return MappingProxyType({})
-
-    @abstractmethod
-    def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
-        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
-
-    place: PlaceConfig
-    """The place's entry in `places.toml`."""
-
-    @property
-    @abstractmethod
-    def hosts(self) -> tuple[str, ...]:
-        """Names of the hosts, for people, in order of node rank."""
 
     @property
     @abstractmethod
@@ -106,21 +113,22 @@ class Target(ABC):
     def local_cores(self) -> int:
         """Ranks of each host."""
 
-    @property
     @abstractmethod
-    def facts(self) -> Mapping[str, Any]:
-        """Fields of one of the hosts as a `Machine`: `chips`, `accelerator_type` and others."""
-
     def machine(self, here: Machine) -> Machine:
         """One of the hosts as a `Machine`, with facts of `here` where the host's are unknown."""
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=self.device,
-            generation="",
-            **{"workers": len(self.hosts), **self.facts},
-        )
+
+    def get_ready(self) -> None:  # noqa: B027 (places have nothing to prepare)
+        """Prepare for a run whose options are checked, before its notebook is converted.
+
+        Raises TpunbError if that is not possible.
+        """
+
+    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[Change, ...]]:
+        """The variables for the ranks, `asked` (`--env`) among them, and what was changed for it.
+
+        At a place: in addition to the hosts' own.
+        """
+        return dict(asked), ()
 
     @abstractmethod
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -130,8 +138,49 @@ class Target(ABC):
     def resume(self, run: RunDir) -> str:
         """Where the hosts find the checkpoints of an earlier run. Raises TpunbError."""
 
+    @abstractmethod
     def choose_cores(self, wanted: int | str | None) -> int:
         """The number of ranks of all hosts. Raises ValueError, which names the possible ones."""
+
+    def checkpoints(self, run_id: str) -> str | None:
+        """Where a run saves checkpoints; None if each host keeps its own."""
+        return None
+
+    @abstractmethod
+    def notes(self, script: str) -> list[str]:
+        """Notes for the user before the run."""
+
+
+class PlaceTarget(Target):
+    """A place that can take a run."""
+
+    place: PlaceConfig
+    """The place's entry in `places.toml`."""
+
+    @property
+    def place_name(self) -> str:
+        return self.place.name
+
+    @abstractmethod
+    def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
+        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
+
+    @property
+    @abstractmethod
+    def facts(self) -> Mapping[str, Any]:
+        """Fields of one of the hosts as a `Machine`: `chips`, `accelerator_type` and others."""
+
+    def machine(self, here: Machine) -> Machine:
+        return replace(
+            here,
+            platform=self.place.kind,
+            kind=f"place {self.place.name}",
+            device=self.device,
+            generation="",
+            **{"workers": len(self.hosts), **self.facts},
+        )
+
+    def choose_cores(self, wanted: int | str | None) -> int:
         hosts, local = len(self.hosts), self.local_cores
         if wanted in (None, "all"):
             return hosts * local
@@ -149,11 +198,9 @@ class Target(ABC):
         return cores
 
     def checkpoints(self, run_id: str) -> str | None:
-        """Where a run saves checkpoints; None if each host keeps its own."""
         return self.place.checkpoints(run_id) or None
 
     def notes(self, script: str) -> list[str]:
-        """Notes for the user before the run."""
         stop = [self.cannot["stop"]] if "stop" in self.cannot else []
         if self.place.settings.checkpoints or not _SAVES.search(script):
             return stop
@@ -204,7 +251,7 @@ class PlaceReport:
 class PlaceKind:
     """The functions of a kind of place (`kinds.find_kind`)."""
 
-    find_target: Callable[[PlaceConfig, Path, Say, Check], Target]
+    find_target: Callable[[PlaceConfig, Path, Say, Check], PlaceTarget]
     """Query the place for everything that a run from this working directory depends on.
 
     Raises TpunbError if the place cannot take a run, and Cancelled once the last argument returns

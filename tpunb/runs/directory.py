@@ -33,7 +33,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -54,8 +54,84 @@ RUN_ID = re.compile(r"\d{8}-\d{6}-.")
 """The beginning of a run's id, which is the name of its folder."""
 
 
+class _File:
+    """The path of a file in the run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: object = None) -> Path:
+        return run.path / self._name
+
+
+class _RankFile:
+    """The path of a file of a rank in an attempt: `run.error(attempt, rank)`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: object = None) -> Callable[[int, int | None], Path]:
+        return lambda attempt, rank: run.attempt(attempt, rank) / self._name
+
+
 class RunDir:
     """The paths in a run folder, and access to the files that several modules read or write."""
+
+    spec = _File("spec.json")
+    script = _File("script.py")
+    snapshot = _File("notebook.json")
+    env = _File("env.json")
+    parameters = _File("parameters.json")
+    """The values that the run took from the kernel, by name, as JSON."""
+    values_read = _File("values_read.json")
+    """The plain values that the train cell read as it began, by name, as JSON."""
+    events = _File("events.jsonl")
+    metrics = _File("metrics.jsonl")
+    log = _File("run.log")
+    result = _File("result.json")
+    lock = _File("running.lock")
+    stopping = _File("stopping")
+    """A file that exists once the run is being stopped, so that no attempt starts after it."""
+    requests = _File("requests.jsonl")
+    place = _File("place.json")
+    """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
+    taken = _File("taken")
+    """A file that exists once the place has confirmed that it has the run."""
+    copied = _File("copied.json")
+    """The record of the files copied from a bucket (tpunb.runs.download)."""
+    returns = _File("returns")
+    arguments = _File("arguments.pt")
+    """Arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
+    plain_arguments = _File("arguments.json")
+    """Arguments that are literals, by the names of the function's parameters, as JSON."""
+    checkpoints = _File("checkpoints")
+    profile = _File("profile")
+    """The trace of `--profile` of all ranks, as xprof and TensorBoard read it."""
+
+    # Files in the folder of a rank; rank None: of the prelude that ran for all ranks.
+
+    error = _RankFile("error.json")
+    """The file in which a process describes the exception that ended it."""
+    heartbeat = _RankFile("pulse")
+    """The heartbeat file of a rank (tpunb.runs.heartbeat)."""
+    collectives = _RankFile("collectives.json")
+    """The file in which a rehearsal rank counts collectives (tpunb.xla.rehearsal.stats)."""
+    models = _RankFile("models.json")
+    """The file with samples of the parameters that a rank has stepped (tpunb.runs.models)."""
+    progress = _RankFile("progress.json")
+    """The file with the progress of a rank's loops (tpunb.runs.progress)."""
+    memory = _RankFile("memory.json")
+    """The file with the memory in bytes of a rank on another machine."""
+    saving = _RankFile("saving.txt")
+    """The file with the seconds of each of a rank's checkpoints (tpunb.training.checkpoint)."""
+    step_times = _RankFile("steps.json")
+    """The file with the times of the steps in a rank's trace (tpunb.runs.trace)."""
+    recompiled = _RankFile("recompiled.jsonl")
+    """The file in which a rank reports recompiled programs (tpunb.worker.recompiles)."""
+    numbers = _RankFile("numbers.json")
+    """The file with the local rank and ordinal of a rank, in runs on several hosts."""
+    stacks = _RankFile("stacks.txt")
+    """The file to which a rank writes its stacks on request."""
 
     def __init__(self, path: Path | str, held: HeldFolder | None = None) -> None:
         self.path = Path(path).absolute()
@@ -69,79 +145,13 @@ class RunDir:
     def id(self) -> str:
         return self.path.name
 
-    @property
-    def spec(self) -> Path:
-        return self.path / "spec.json"
-
-    @property
-    def script(self) -> Path:
-        return self.path / "script.py"
-
-    @property
-    def snapshot(self) -> Path:
-        return self.path / "notebook.json"
-
-    @property
-    def env(self) -> Path:
-        return self.path / "env.json"
-
-    @property
-    def parameters(self) -> Path:
-        """The values that the run took from the kernel, by name, as JSON."""
-        return self.path / "parameters.json"
-
-    @property
-    def values_read(self) -> Path:
-        """The plain values that the train cell read as it began, by name, as JSON."""
-        return self.path / "values_read.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "run.log"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "running.lock"
-
-    @property
-    def stopping(self) -> Path:
-        """A file that exists once the run is being stopped, so that no attempt starts after it."""
-        return self.path / "stopping"
-
-    @property
-    def requests(self) -> Path:
-        return self.path / "requests.jsonl"
-
-    @property
-    def place(self) -> Path:
-        """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
-        return self.path / "place.json"
-
-    @property
-    def taken(self) -> Path:
-        """A file that exists once the place has confirmed that it has the run."""
-        return self.path / "taken"
+    def attempt(self, attempt: int, rank: int | None) -> Path:
+        """The folder of a rank in an attempt; with None, of the prelude that ran for all ranks."""
+        return self.path / "attempts" / str(attempt) / (PRELUDE if rank is None else str(rank))
 
     def is_away(self) -> bool:
         """True if the run continues at a place without a process on this machine."""
         return bool(records.read_dict(self.place).get("detached"))
-
-    @property
-    def copied(self) -> Path:
-        """The record of the files copied from a bucket (tpunb.runs.download)."""
-        return self.path / "copied.json"
 
     def is_running(self) -> bool:
         """True while a supervisor holds the lock, which it does until it ends."""
@@ -168,32 +178,6 @@ class RunDir:
             return lock
         return None
 
-    @property
-    def returns(self) -> Path:
-        return self.path / "returns"
-
-    @property
-    def arguments(self) -> Path:
-        """Arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
-        return self.path / "arguments.pt"
-
-    @property
-    def plain_arguments(self) -> Path:
-        """Arguments that are literals, by the names of the function's parameters, as JSON."""
-        return self.path / "arguments.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    def attempt(self, attempt: int, rank: int | None) -> Path:
-        """The folder of a rank in an attempt; with None, of the prelude that ran for all ranks."""
-        return self.path / "attempts" / str(attempt) / (PRELUDE if rank is None else str(rank))
-
-    def error(self, attempt: int, rank: int | None) -> Path:
-        """The file in which a process describes the exception that ended it."""
-        return self.attempt(attempt, rank) / "error.json"
-
     def read_error(self, attempt: int, rank: int | None) -> Failure | None:
         """Read the failure in `error`; None if it does not exist or was only written in part."""
         ended = {"rank": rank, "pid": None, "exitcode": None, "signal": None}
@@ -202,54 +186,9 @@ class RunDir:
         except ValueError:
             return None
 
-    def heartbeat(self, attempt: int, rank: int) -> Path:
-        """The heartbeat file of a rank (tpunb.runs.heartbeat)."""
-        return self.attempt(attempt, rank) / "pulse"
-
-    def collectives(self, attempt: int, rank: int) -> Path:
-        """The file in which a rehearsal rank counts collectives (tpunb.xla.rehearsal.stats)."""
-        return self.attempt(attempt, rank) / "collectives.json"
-
-    def models(self, attempt: int, rank: int) -> Path:
-        """The file with samples of the parameters that a rank has stepped (tpunb.runs.models)."""
-        return self.attempt(attempt, rank) / "models.json"
-
-    def progress(self, attempt: int, rank: int) -> Path:
-        """The file with the progress of a rank's loops (tpunb.runs.progress)."""
-        return self.attempt(attempt, rank) / "progress.json"
-
-    def memory(self, attempt: int, rank: int) -> Path:
-        """The file with the memory in bytes of a rank on another machine."""
-        return self.attempt(attempt, rank) / "memory.json"
-
-    def saving(self, attempt: int, rank: int) -> Path:
-        """The file with the seconds of each of a rank's checkpoints (tpunb.training.checkpoint)."""
-        return self.attempt(attempt, rank) / "saving.txt"
-
     def figure(self, attempt: int, number: int) -> Path:
         """The file with a figure that rank 0 has drawn, counted from 1."""
         return self.attempt(attempt, 0) / f"figure-{number}.png"
-
-    @property
-    def profile(self) -> Path:
-        """The trace of `--profile` of all ranks, as xprof and TensorBoard read it."""
-        return self.path / "profile"
-
-    def step_times(self, attempt: int, rank: int) -> Path:
-        """The file with the times of the steps in a rank's trace (tpunb.runs.trace)."""
-        return self.attempt(attempt, rank) / "steps.json"
-
-    def recompiled(self, attempt: int, rank: int) -> Path:
-        """The file in which a rank reports recompiled programs (tpunb.worker.recompiles)."""
-        return self.attempt(attempt, rank) / "recompiled.jsonl"
-
-    def numbers(self, attempt: int, rank: int) -> Path:
-        """The file with the local rank and ordinal of a rank, in runs on several hosts."""
-        return self.attempt(attempt, rank) / "numbers.json"
-
-    def stacks(self, attempt: int, rank: int) -> Path:
-        """The file to which a rank writes its stacks on request."""
-        return self.attempt(attempt, rank) / "stacks.txt"
 
     def emit(self, event: Event) -> None:
         """Append an event; set its time if it has none."""

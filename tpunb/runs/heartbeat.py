@@ -28,8 +28,6 @@ SIZE = _FORMAT.size
 _ACTIVITY = struct.Struct("<Q"), 9 * 8
 _INPUT = struct.Struct("<Q"), 10 * 8
 _BACKWARD = struct.Struct("<Q"), 11 * 8
-_OLDEST = 7 * 8
-"""Bytes of the heartbeats of earlier versions, which had only the first counts."""
 
 Counts = tuple[int, int, int, int, int, int]
 """Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed, tensors
@@ -88,9 +86,9 @@ def read_heartbeat(path: Path | str) -> Heartbeat | None:
         data = files.read_start(path, SIZE + 1)
     except (FileNotFoundError, PermissionError):
         return None
-    if len(data) < _OLDEST:
+    if len(data) < SIZE:
         return None
-    return Heartbeat(*_FORMAT.unpack(data[:SIZE].ljust(SIZE, b"\0")))
+    return Heartbeat(*_FORMAT.unpack(data[:SIZE]))
 
 
 class HeartbeatWriter:

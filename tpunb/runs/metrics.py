@@ -293,7 +293,7 @@ MOST_PENDING = 1_000
 
 
 @dataclass
-class _Pending:
+class _PendingStep:
     """A step of a metric that only some ranks have logged."""
 
     time: float
@@ -319,7 +319,7 @@ class MetricSeries:
         self._clock = clock
         self._complete: dict[str, dict[int, float]] = {}
         """Values by name and step."""
-        self._pending: dict[str, dict[int, _Pending]] = {}
+        self._pending: dict[str, dict[int, _PendingStep]] = {}
         self._ranks: dict[str, set[int]] = {}
         """The ranks that have logged each metric."""
         self._known: set[str] = set()
@@ -348,7 +348,7 @@ class MetricSeries:
             self._ranks.setdefault(name, set()).add(metric.rank)
             self._complete.setdefault(name, {})
             pending = self._pending.setdefault(name, {})
-            point = pending.setdefault(step, _Pending(metric.time, self._clock()))
+            point = pending.setdefault(step, _PendingStep(metric.time, self._clock()))
             point.by_rank[metric.rank] = value
             points += self._look(name, step)
         return points
@@ -418,7 +418,7 @@ class MetricSeries:
                 del steps[late]
         self._newest = {name: min(step - 1, last) for name, last in self._newest.items()}
 
-    def _reduce(self, name: str, point: _Pending) -> float:
+    def _reduce(self, name: str, point: _PendingStep) -> float:
         return reduce_ranks(self._how.get(name, MEAN), point.by_rank.values())
 
     @property

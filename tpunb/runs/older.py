@@ -18,10 +18,10 @@ _PHASES = {
     "no sign of life": PhaseKind.COLLECTING_STACKS,
 }
 _STOPS = {
-    "interrupted in the notebook": Stop(StopCause.USER, StopOrigin.NOTEBOOK),
-    "stopped with tpunb stop": Stop(StopCause.USER, StopOrigin.COMMAND),
-    "stopped with %tpu_stop": Stop(StopCause.USER, StopOrigin.MAGIC),
-    "stopped with .stop()": Stop(StopCause.USER, StopOrigin.HANDLE),
+    "interrupted in the notebook": Stop(StopCause.USER, origin=StopOrigin.NOTEBOOK),
+    "stopped with tpunb stop": Stop(StopCause.USER, origin=StopOrigin.COMMAND),
+    "stopped with %tpu_stop": Stop(StopCause.USER, origin=StopOrigin.MAGIC),
+    "stopped with .stop()": Stop(StopCause.USER, origin=StopOrigin.HANDLE),
     "--timeout ": Stop(StopCause.TIMEOUT),
     "no rank has shown a sign of life": Stop(StopCause.HUNG),
     "the kernel has ended": Stop(StopCause.KERNEL_GONE),

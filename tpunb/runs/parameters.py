@@ -19,7 +19,7 @@ _TAGS = ("parameters", "injected-parameters")
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _SnapshotCell:
     """The fields that are read of a `tpunb.notebook.models.Cell`."""
 
     index: int
@@ -32,7 +32,7 @@ class _Cell:
 class _Snapshot:
     """The fields that are read of a `tpunb.notebook.models.Snapshot`."""
 
-    cells: tuple[_Cell, ...]
+    cells: tuple[_SnapshotCell, ...]
     train: int | None
 
 

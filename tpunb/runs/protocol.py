@@ -13,8 +13,8 @@
 Between the supervisors of a run's hosts, over TCP (tpunb.worker.supervisor.hosts):
 
     host k       ──> host 0        HostHere, AttemptReady, AttemptFinished, AttemptFailed,
-                                   StopHosts, HostEnded, Beat
-    host 0       ──> every host    AllHere, StartAttempt, AbandonAttempt, AllFinished, StopHosts,
+                                   Stop, HostEnded, Beat
+    host 0       ──> every host    AllHere, StartAttempt, AbandonAttempt, AllFinished, Stop,
                                    RefuseRun, HostLost, RunOver, Beat
 
 A line is {"kind": <class name>, <fields>}. Lines that are not messages are logged and skipped, so
@@ -28,12 +28,12 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.runs.spec import Stop
 from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
 
@@ -95,11 +95,7 @@ class StopRun:
     """Begin the shutdown sequence of a run."""
 
     dir: str
-    cause: StopCause
-    reason: str
-    origin: StopOrigin | None = None
-    now: bool = False
-    """Skip the rest of the grace period."""
+    stop: Stop
 
 
 @dataclass(frozen=True)
@@ -321,16 +317,6 @@ class RefuseRun:
 
 
 @dataclass(frozen=True)
-class StopHosts:
-    """Begin the shutdown sequence on all hosts."""
-
-    cause: StopCause
-    reason: str
-    origin: StopOrigin | None = None
-    now: bool = False
-
-
-@dataclass(frozen=True)
 class HostLost:
     """A host was lost or never connected: the others end their ranks."""
 
@@ -374,7 +360,7 @@ Message = (
     | CellStarted | PreludeKept | PreludeNotKept | PreludeNotForkable
     | RanksForked | RankExited | StopRanks
     | AttemptReady | AttemptFinished | AttemptFailed | StartAttempt | AbandonAttempt | AllFinished
-    | HostHere | AllHere | RefuseRun | StopHosts | HostLost | HostEnded | RunOver | Beat
+    | HostHere | AllHere | RefuseRun | Stop | HostLost | HostEnded | RunOver | Beat
 )  # fmt: skip
 KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
@@ -387,8 +373,7 @@ MOST_SOCKETS = 64
 
 def encode_message(message: Message) -> bytes:
     """Return a message as a line, with its newline."""
-    values = {field.name: getattr(message, field.name) for field in fields(message)}
-    return (json.dumps({"kind": type(message).__name__, **values}) + "\n").encode()
+    return (json.dumps({"kind": type(message).__name__, **asdict(message)}) + "\n").encode()
 
 
 def decode_message(line: bytes) -> Message | None:
@@ -409,6 +394,8 @@ def _checked(kind: type[Message], name: str, value: Any) -> Any:
     types = tuple(get_origin(member) or member for member in union)
     if value is not None and issubclass(types[0], Enum):
         return types[0](value)
+    if is_dataclass(types[0]):
+        return records.convert(types[0], value)
     if not isinstance(value, types):
         raise TypeError(f"{name} is a {type(value).__name__}")
     return value

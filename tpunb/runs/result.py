@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal as signals
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from tpunb.runs.spec import (
     Device,
     FailureKind,
     Price,
+    RunSpec,
     RunState,
     Stop,
     StopCause,
@@ -38,6 +40,16 @@ if TYPE_CHECKING:
 
 _PROCESS_ENDS = (FailureKind.SIGNAL, FailureKind.EXIT, FailureKind.OUT_OF_MEMORY)
 _OURS = (FailureKind.LOST, FailureKind.HOST_LOST, FailureKind.REFUSED)
+_TYPES = {
+    FailureKind.SIGNAL: "Signal",
+    FailureKind.OUT_OF_MEMORY: "Signal",
+    FailureKind.EXIT: "Exit",
+    FailureKind.HANG: "Hang",
+    FailureKind.LOST: "Lost",
+    FailureKind.HOST_LOST: "Lost",
+    FailureKind.REFUSED: "Refused",
+}
+"""The `type` of failures without an exception."""
 _MOST_ATTEMPTS = 10_000
 _WIDTH = 96
 """The width in characters of a diagnosis as text."""
@@ -81,6 +93,13 @@ class Failure:
     """The column, from 0, at which the failed expression begins; needs Python 3.11."""
     host: str | None = None
     """The name of the process's host; None for a run on one machine."""
+
+    @classmethod
+    def of(cls, kind: FailureKind, message: str, **known: Any) -> Failure:
+        """Return a failure without an exception; `known`: its fields other than None, and now."""
+        unknown = dict.fromkeys(("rank", "pid", "exitcode", "signal", "cell", "line"))
+        fields = {**unknown, "type": _TYPES[kind], "traceback": "", "time": time.time(), **known}
+        return cls(message=message, kind=kind, **fields)
 
     @property
     def who(self) -> str:
@@ -406,10 +425,31 @@ class RunResult(Printable):
     summary: Summary = field(default_factory=Summary)
     """Best metrics, time per phase and advice."""
 
+    @classmethod
+    def of_spec(
+        cls, spec: RunSpec, folder: Path, state: RunState, started: float, ended: float, **more: Any
+    ) -> RunResult:
+        """Return the result of a run with this spec; `more`: fields that the spec does not have."""
+        fields: dict[str, Any] = {
+            name: getattr(spec, name) for name in "spmd warm price resumed_from hosts place".split()
+        }
+        return cls(
+            state,
+            spec.name,
+            spec.world_size,
+            spec.device,
+            started,
+            ended,
+            folder,
+            **{**fields, **more},
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of `result.json`: without `dir`, and with names for `returns`."""
         data = asdict(replace(self, returns={}, diagnoses=(), summary=Summary()))
         del data["dir"], data["returns_failed"], data["diagnoses"], data["summary"]
+        if self.stop is not None:
+            data["stop"] = {"cause": self.stop.cause, "origin": self.stop.origin}
         return {**data, "returns": list(self.returns), "cost": self.cost}
 
     @classmethod

@@ -140,12 +140,25 @@ class FailureKind(_Word):
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run was stopped and, if a user stopped it, in which way."""
+    """Why a run is stopped and, if a user stops it, in which way."""
 
-    cause: StopCause
-    """Why the ranks were stopped."""
+    cause: StopCause = StopCause.USER
+    """Why the ranks are stopped."""
+    reason: str = ""
+    """The reason as text."""
     origin: StopOrigin | None = None
     """The way in which a user requested the stop; None if no user did."""
+    now: bool = False
+    """Skip the rest of the grace period."""
+
+    @property
+    def for_failed_peer(self) -> bool:
+        """True if the ranks are stopped because one of them has failed, or a host was lost."""
+        return self.cause in (StopCause.PEER_FAILED, StopCause.HOST_LOST)
+
+    def without_reason(self) -> Stop:
+        """Return what results and events record as data; they have the reason as text."""
+        return Stop(self.cause, origin=self.origin)
 
 
 @dataclass(frozen=True)
@@ -285,10 +298,6 @@ class RunSpec:
         """Return the (global) ranks on one host, in order."""
         first = node_rank * self.local_world_size
         return range(first, first + self.local_world_size)
-
-    def host_of(self, rank: int) -> str | None:
-        """Return the name of a rank's host; None for a run on one machine."""
-        return self.hosts[rank // self.local_world_size] if self.hosts else None
 
     def name_rank(self, rank: int) -> str:
         """Return '3', or 'host-1/3' for a run on several hosts."""

@@ -12,19 +12,22 @@ kernel that started the run has ended; other users cannot, because they cannot w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase, Stopping
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import PhaseKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import PhaseKind, RunSpec, RunState, Stop, StopCause, StopOrigin
 from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.files import LineTail
 from tpunb.utils.text import date_and_time
 
 STARTING = 60.0
@@ -95,27 +98,26 @@ def _active_state(run: RunDir) -> RunState:
     return RunState.RUNNING
 
 
-def request_stop(
-    run: RunDir,
-    reason: str,
-    *,
-    cause: StopCause = StopCause.USER,
-    origin: StopOrigin | None = None,
-    now: bool = False,
-) -> None:
-    """Request that the supervisor stop the run; with `now`, without a grace period.
+def request_stop(run: RunDir, stop: Stop) -> None:
+    """Request that the supervisor stop the run.
 
-    `cause`: a user's wish, or that the kernel of a run at a place has ended.
-
-    Pass `now` only if the run was already seen to be stopping: then two requests made at the same
-    moment still leave it time to save.
+    Set `stop.now` only if the run was already seen to be stopping: then two requests made at the
+    same moment still leave it time to save.
     """
-    request = {"do": "stop", "cause": cause, "reason": reason, "origin": origin, "now": now}
-    files.append_text(run.requests, json.dumps(request) + "\n")
+    files.append_text(run.requests, json.dumps({"do": "stop", **asdict(stop)}) + "\n")
+
+
+def read_stops(requests: LineTail) -> Iterator[Stop]:
+    """Yield the stops requested since the last call; lines that are no request are skipped."""
+    for line in requests.read():
+        with contextlib.suppress(ValueError):  # the user may have edited the file
+            request = records.parse(line)
+            if isinstance(request, dict) and request.get("do") == "stop":
+                yield records.build(Stop, request)
 
 
 def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iterator[str]:
-    """Request a stop, wait until the run has ended, and yield lines for the user.
+    """Request a user's stop, wait until the run has ended, and yield lines for the user.
 
     Raises TpunbError for a lost run.
     """
@@ -124,7 +126,7 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
         yield describe_end(run)
         return
     hurry = before is RunState.STOPPING
-    request_stop(run, reason, origin=origin, now=hurry)
+    request_stop(run, Stop(StopCause.USER, reason, origin, now=hurry))
     if hurry:
         yield f"run {run.id} is already being stopped: the rest of its grace period is skipped"
     else:

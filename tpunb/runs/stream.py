@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
-from tpunb.runs.spec import StopCause, StopOrigin
+from tpunb.runs.spec import Stop
 from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
 
@@ -132,17 +132,6 @@ class Alive:
 @dataclass(frozen=True)
 class Received:
     """The follower has everything that it needs: a host that waits for it may end."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop the run on all hosts; it may be sent to any host."""
-
-    cause: StopCause = StopCause.USER
-    reason: str = ""
-    origin: StopOrigin | None = None
-    now: bool = False
-    """Skip the rest of the grace period."""
 
 
 Line = Hello | Append | Replace | End | Start | Stop | Alive | Received

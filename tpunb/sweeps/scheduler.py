@@ -14,7 +14,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric
 from tpunb.runs.metrics import MetricSeries
 from tpunb.runs.result import RunResult
-from tpunb.runs.spec import StopOrigin
+from tpunb.runs.spec import Stop, StopOrigin
 from tpunb.sweeps.folder import (
     SweepDir,
     SweepSpec,
@@ -315,7 +315,7 @@ class Scheduler:
         ]
         for run in active:
             with suppress(OSError):  # the run was just removed
-                state.request_stop(run, reason, origin=StopOrigin.COMMAND, now=now)
+                state.request_stop(run, Stop(reason=reason, origin=StopOrigin.COMMAND, now=now))
         if not active:
             slot.worker.kill()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,24 +79,6 @@ def test_lock_of_a_dead_process_is_released(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["chips.lock"]
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_device_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
-    """Each process prints whether it has the device: exactly one has, and then the next."""
-    commands = [[sys.executable, "-c", TAKES, str(tmp_path), str(number)] for number in range(8)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    everyone = [
-        subprocess.Popen(c, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        for c in commands
-    ]
-    said = [process.stdout.readline() for process in everyone if process.stdout is not None]
-    assert sorted(said) == ["has\n", *["waits\n"] * 7]
-    for process in everyone:
-        process.communicate("\n")
-    ours = DeviceLock("chips", run("ours"), tmp_path)
-    assert ours.holder() is None
-    ours.release()
-
-
 def test_lock_folder_is_private_to_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,31 +95,3 @@ def test_lock_folder_is_private_to_the_user(
     (tmp_path / folder.name).symlink_to(tmp_path)
     with pytest.raises(PermissionError):
         device_lock.lock_folder()
-
-
-def test_deleted_lock_folder_ends_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "tickets"
-    folder.mkdir()
-    first, second = (DeviceLock("chips", run(n), folder) for n in range(2))
-    shutil.rmtree(folder)  # a cleaner of /tmp, while runs wait
-    assert second.holder() is None
-    second.release()
-    first.release()
-
-
-def test_suspended_process_holding_the_queue_does_not_block(tmp_path: Path) -> None:
-    first = DeviceLock("chips", run("first"), tmp_path)
-    with open(tmp_path / "chips.lock") as stopped:  # a process stopped with SIGSTOP at this point
-        fcntl.flock(stopped, fcntl.LOCK_EX)
-        ours = DeviceLock("chips", run("ours"), tmp_path)
-        cancelled = DeviceLock("chips", run("cancelled"), tmp_path)
-        with pytest.raises(BlockingIOError):
-            ours.holder()
-        cancelled.release()
-        first.release()
-    assert ours.holder() is None
-    late = DeviceLock("chips", run("late"), tmp_path)
-    assert late.holder() == run("ours")
-    late.release()
-    ours.release()
-    assert [path.name for path in tmp_path.iterdir()] == ["chips.lock"]

@@ -72,11 +72,6 @@ def test_hang_after_silence_longer_than_the_timeout(ranks: Ranks) -> None:
     assert ranks.hung_after(1.0)
 
 
-def test_hang_of_a_rank_that_never_began(ranks: Ranks) -> None:
-    ranks.beat(0, Heartbeat(train=1))
-    assert ranks.hung_after(TIMEOUT + 1)
-
-
 @pytest.mark.parametrize("kind", ["line", "step", "collective", "write", "metric or batch"])
 def test_any_activity_of_any_rank_counts(ranks: Ranks, kind: str) -> None:
     for number in range(1, 10):
@@ -102,13 +97,6 @@ def test_no_hang_during_a_long_compilation(ranks: Ranks) -> None:
     assert ranks.hung_after(1.0)
 
 
-def test_no_hang_during_a_slow_write(ranks: Ranks) -> None:
-    ranks.beat(0, Heartbeat(train=1, writes_begun=3, writes_ended=2))
-    assert not ranks.hung_after(600.0)
-    ranks.beat(0, Heartbeat(train=1, writes_begun=3, writes_ended=3))
-    assert ranks.hung_after(TIMEOUT + 1)
-
-
 @pytest.mark.parametrize(
     "working",
     [
@@ -126,23 +114,12 @@ def test_a_rank_that_works_is_taken_to_be_active(ranks: Ranks, working: Work) ->
     assert ranks.hung_after(2 * TIMEOUT + 2)
 
 
-def test_a_loop_without_an_end_is_a_hang_in_the_end(ranks: Ranks) -> None:
-    ranks.working = Work(1.0, 0)
-    assert ranks.hung_after((MOST_WORK + 2) * TIMEOUT)
-    assert ranks.detector.silence > MOST_WORK * TIMEOUT
-
-
 def test_work_before_an_output_line_does_not_accumulate(ranks: Ranks) -> None:
     ranks.working = Work(1.0, 0)
     for _ in range(3):
         assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
         ranks.detector.note_activity()
     assert not ranks.hung_after((MOST_WORK - 1) * TIMEOUT)
-
-
-def test_hang_although_a_rank_polls_in_a_loop(ranks: Ranks) -> None:
-    ranks.working = Work(BUSY / 2, MOVED // 100)
-    assert ranks.hung_after(TIMEOUT + 1)
 
 
 def test_no_hang_for_time_the_supervisor_was_suspended(ranks: Ranks) -> None:
@@ -163,10 +140,6 @@ def test_no_hang_in_a_prelude_run_by_the_ranks(tmp_path: Path) -> None:
     assert ranks.hung_after(TIMEOUT + 1)
 
 
-def test_hang_timeout_0_disables_detection(tmp_path: Path) -> None:
-    assert not Ranks(tmp_path, timeout=0.0).hung_after(10_000.0)
-
-
 INSIDE = Heartbeat(train=1, collectives_begun=1)
 OUTSIDE = Heartbeat(train=1)
 
@@ -184,14 +157,6 @@ def test_a_long_wait_is_noted_once_for_each_collective(tmp_path: Path) -> None:
         expected = ([0], [1]) if number <= MOST_NOTES else None
         assert ranks.detector.long_wait() == expected
         assert ranks.detector.long_wait() is None
-
-
-def test_a_long_wait_is_noted_where_no_run_is_hung(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, timeout=0.0)
-    ranks.beat(0, INSIDE)
-    ranks.beat(1, OUTSIDE)
-    assert not ranks.hung_after(LONG_WAIT + 1)
-    assert ranks.detector.long_wait() == ([0], [1])
 
 
 @pytest.mark.parametrize(

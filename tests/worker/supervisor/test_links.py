@@ -11,7 +11,7 @@ import pytest
 
 from tpunb.runs.protocol import AllFinished, Beat, HostEnded, Message
 from tpunb.worker.supervisor import links
-from tpunb.worker.supervisor.links import Channel, Connection, Dialer, Listener, proof
+from tpunb.worker.supervisor.links import Channel, Dialer, Listener, proof
 
 KEY = bytes(range(32))
 RUN = "20261123-000000-nb"
@@ -53,8 +53,11 @@ class Ends:
         self.member.close()
 
 
+Make = Callable[..., Ends]
+
+
 @pytest.fixture
-def make() -> Iterator[Callable[..., Ends]]:
+def make() -> Iterator[Make]:
     made: list[Ends] = []
 
     def make(**options: object) -> Ends:
@@ -75,7 +78,7 @@ def read(channel: Channel, count: int) -> list[Message]:
     return messages
 
 
-def test_link_sends_messages_both_ways(make: Callable[..., Ends]) -> None:
+def test_link_sends_messages_both_ways(make: Make) -> None:
     ends = make()
     ends.connect()
     ends.member.send(HostEnded({"traceback": "é" * 300_000}, 1.0))
@@ -86,14 +89,7 @@ def test_link_sends_messages_both_ways(make: Callable[..., Ends]) -> None:
     assert read(ends.member, 1) == [AllFinished()]
 
 
-def test_link_delivers_messages_sent_before_the_connection(make: Callable[..., Ends]) -> None:
-    ends = make()
-    ends.member.send(HostEnded({"n": 1}, 0.0))
-    ends.connect()
-    assert read(ends.leader, 1) == [HostEnded({"n": 1}, 0.0)]
-
-
-def test_link_reconnect_loses_and_repeats_no_message(make: Callable[..., Ends]) -> None:
+def test_link_reconnect_loses_and_repeats_no_message(make: Make) -> None:
     ends = make()
     ends.connect()
     for number in range(3):
@@ -113,15 +109,7 @@ def test_link_reconnect_loses_and_repeats_no_message(make: Callable[..., Ends]) 
     assert read(ends.member, 1) == [AllFinished()]
 
 
-def test_link_does_not_resend_heartbeats(make: Callable[..., Ends]) -> None:
-    ends = make()
-    ends.member.beat(Beat(idle=True))
-    ends.member.send(AllFinished())
-    ends.connect()
-    assert read(ends.leader, 1) == [AllFinished()]
-
-
-def test_link_detects_the_end_of_the_other_process(make: Callable[..., Ends]) -> None:
+def test_link_detects_the_end_of_the_other_process(make: Make) -> None:
     ends = make()
     ends.connect()
     assert not ends.leader.ended
@@ -135,7 +123,7 @@ def test_link_detects_the_end_of_the_other_process(make: Callable[..., Ends]) ->
         assert time.monotonic() < deadline
 
 
-def test_link_delivers_last_messages_before_close(make: Callable[..., Ends]) -> None:
+def test_link_delivers_last_messages_before_close(make: Make) -> None:
     """If a socket is closed with unread data, the system discards the data that it sent."""
     ends = make()
     ends.connect()
@@ -156,9 +144,7 @@ def test_link_delivers_last_messages_before_close(make: Callable[..., Ends]) -> 
         ({"run": "another"}, "another program listens there, not run another"),
     ],
 )
-def test_link_rejects_a_wrong_key_or_another_run(
-    make: Callable[..., Ends], options: dict, problem: str
-) -> None:
+def test_link_rejects_a_wrong_key_or_another_run(make: Make, options: dict, problem: str) -> None:
     ends = make(**options)
     deadline = time.monotonic() + 20
     while ends.dialer.problem != problem:
@@ -190,27 +176,6 @@ def test_link_rejects_a_leader_without_the_key() -> None:
                     end.sendall(json.dumps(answer).encode() + b"\n")
                     heard = b""
         assert dialer.problem == "the program that listens there does not have the run's key"
-
-
-def test_link_reads_little_from_unauthenticated_peers(
-    make: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Data that is not read takes no memory in this process, however fast it arrives."""
-    taken: list[Connection] = []
-
-    def take(end: socket.socket) -> Connection:
-        taken.append(Connection(end))
-        return taken[-1]
-
-    monkeypatch.setattr(links, "Connection", take)
-    listener = make().listener
-    with socket.create_connection(("127.0.0.1", listener.port)) as end:
-        end.sendall(bytes(60_000))
-        deadline = time.monotonic() + 20
-        while not taken or not taken[0].broken:
-            assert listener.accept() == []
-            assert time.monotonic() < deadline
-    assert taken[0].read_bytes == links.MOST_UNKNOWN + 1
 
 
 def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
@@ -269,39 +234,6 @@ def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
         ),
     ],
 )
-def test_link_rejects_invalid_first_lines(
-    make: Callable[..., Ends], line: Callable[[str], bytes]
-) -> None:
+def test_link_rejects_invalid_first_lines(make: Make, line: Callable[[str], bytes]) -> None:
     heard = _answer(make().listener, line)
     assert set(json.loads(heard)) == {"run", "nonce"}  # and nothing after it
-
-
-def test_link_drops_silent_connections_for_new_ones(
-    make: Callable[..., Ends], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "MOST_WAITING", 3)
-    ends = make()
-    silent = []
-    for _ in range(6):
-        silent.append(socket.create_connection(("127.0.0.1", ends.listener.port)))
-        assert ends.listener.accept() == []
-    assert len(ends.listener._unknown) == 3
-    ends.connect()
-    ends.member.send(AllFinished())
-    assert read(ends.leader, 1) == [AllFinished()]
-    for end in silent:
-        end.close()
-
-
-def test_link_joins_lines_from_pieces() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    out = socket.create_connection(listener.getsockname())
-    end, _ = listener.accept()
-    connection = Connection(end)
-    for piece in (b"on", b"e\ntw", b"o\n"):
-        out.sendall(piece)
-        time.sleep(0.02)
-    assert connection.read() == [b"one", b"two"]
-    connection.close()
-    out.close()
-    listener.close()

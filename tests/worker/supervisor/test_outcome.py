@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,6 @@ from tpunb.worker.supervisor.outcome import (
     LONGEST,
     ProcessExit,
     RunObservation,
-    StopRecord,
     build_result,
     merge_results,
     with_source,
@@ -52,7 +52,9 @@ def result_of(
     for rank, error in (errors or {}).items():
         run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
         files.write_json(run.error(0, rank), error)
-    stop = None if cause is None else StopRecord(Stop(cause), "enough", NOW)
+    stop = None if cause is None else Stop(cause, "enough")
+    if stop is not None:
+        seen["stopped"] = NOW
     observation = RunObservation(NOW - 9, NOW + 1, list(exits), stop, 0, None, None, **seen)
     return build_result(run, SPEC, observation)
 
@@ -78,20 +80,6 @@ def test_peer_lost_error_after_a_stop_is_no_failure(
     )
     assert (result.state, len(result.failures)) == (state, failures)
     assert result.stop == Stop(cause)
-
-
-def test_peer_lost_failures_come_last(tmp_path: Path) -> None:
-    result = result_of(
-        tmp_path,
-        ProcessExit(1, 12, 1, NOW + 0.1),
-        ProcessExit(0, 11, -9, NOW + 0.2),
-        cause=StopCause.PEER_FAILED,
-        errors={1: {**LOST, "time": NOW}},
-    )
-    assert [failure.kind for failure in result.failures] == [
-        FailureKind.SIGNAL,
-        FailureKind.PEER_LOST,
-    ]
 
 
 SENT = frozenset({"SIGINT", "SIGTERM"})
@@ -135,49 +123,6 @@ def test_success_needs_the_finished_end_of_all_ranks(
         assert "the end of the train cell" in result.failure.headline()
 
 
-def test_stop_followed_by_exit_code_0_is_interrupted(tmp_path: Path) -> None:
-    """The rank has caught the KeyboardInterrupt, saved, and called os._exit."""
-    end = ProcessExit(0, 11, 0, NOW + 1, signals_sent=SENT, finished=False)
-    result = result_of(tmp_path, end, cause=StopCause.USER)
-    assert (result.state, result.failures) == ("interrupted", ())
-
-
-def test_interrupt_not_sent_by_tpunb_is_a_failure(tmp_path: Path) -> None:
-    """The rank raises the error, and ends after the stop that follows from it."""
-    ends = [
-        ProcessExit(1, 12, 130, NOW + 0.1),
-        ProcessExit(0, 11, 130, NOW + 0.2, signals_sent=frozenset({"SIGINT"})),
-    ]
-    for cause in (StopCause.PEER_FAILED, StopCause.USER):
-        result = result_of(
-            tmp_path,
-            *ends,
-            cause=cause,
-            errors={1: {**INTERRUPT, "time": NOW - 0.01}, 0: {**INTERRUPT, "time": NOW + 0.1}},
-        )
-        assert result.state == "failed"
-        [failure] = result.failures
-        assert failure.rank == 1
-        assert "KeyboardInterrupt: not sent by tpunb" in failure.headline()
-
-
-@pytest.mark.parametrize("error", [None, VALUE])
-def test_crash_of_the_rank_watching_process_is_not_the_prelude(
-    tmp_path: Path, error: dict[str, object] | None
-) -> None:
-    run = directory.create_run(tmp_path, "n")
-    if error is not None:
-        run.error(0, None).parent.mkdir(parents=True)
-        files.write_json(run.error(0, None), {**error, "time": NOW})
-    end = ProcessExit(None, 10, -9, NOW, finished=False, ranks_forked=True)
-    seen = RunObservation(NOW - 9, NOW + 1, [end], None, 0, None, 3)
-    [failure] = build_result(run, SPEC, seen).failures
-    assert failure.kind is FailureKind.LOST
-    assert failure.cell is None
-    how = "was killed with SIGKILL" if error is None else "failed: ValueError"
-    assert failure.headline().startswith(f"the process that watches the ranks {how}")
-
-
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
@@ -198,7 +143,7 @@ def test_failure_kind_without_an_exception(
 
 
 def test_hang_comes_before_failures_caused_by_its_stop(tmp_path: Path) -> None:
-    hang = Failure(None, None, None, None, "Hang", "", None, None, "", NOW, kind=FailureKind.HANG)
+    hang = Failure.of(FailureKind.HANG, "", time=NOW)
     end = ProcessExit(0, 11, 1, NOW - 1)
     result = result_of(tmp_path, end, cause=StopCause.HUNG, hang=hang)
     assert result.state == "hung"
@@ -245,21 +190,6 @@ def test_failure_source_is_from_the_cell_and_cut_around_the_error(run: RunDir) -
     assert with_source(FAILURE, PLACES, run).source[0] == (1, "line 3")
 
 
-@pytest.mark.parametrize("nowhere", [{"line": 9}, {"cell": 3}, {"cell": None}, {"line": None}])
-def test_failure_without_a_known_place_has_no_source(run: RunDir, nowhere: dict[str, None]) -> None:
-    failure = replace(FAILURE, **nowhere)
-    assert with_source(failure, PLACES, run) == failure
-    run.script.unlink()
-    assert with_source(FAILURE, PLACES, run) == FAILURE
-
-
-def test_failure_has_the_id_of_its_cell(run: RunDir) -> None:
-    run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": "b"}]}))
-    assert with_source(FAILURE, PLACES, run).cell_id == "b"
-    run.snapshot.write_text(json.dumps({"cells": [{"id": "a"}, {"id": None}]}))
-    assert with_source(FAILURE, PLACES, run).cell_id is None
-
-
 class TestSeveralHosts:
     """Host 0's result, from its own and those of the other hosts."""
 
@@ -268,6 +198,8 @@ class TestSeveralHosts:
     def part(self, folder: Path, node_rank: int, *exits: ProcessExit, **seen: object) -> RunResult:
         run = directory.create_run(folder, "n")
         stop = seen.pop("stop", None)
+        if stop is not None:
+            seen.setdefault("stopped", NOW)
         for rank, error in seen.pop("errors", {}).items():  # type: ignore[attr-defined]
             run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
             files.write_json(run.error(0, rank), error)
@@ -281,13 +213,13 @@ class TestSeveralHosts:
         return [ProcessExit(rank, 10 + rank, code, NOW + at, 100 + rank) for rank in ranks]
 
     def test_merged_result_has_failures_and_memory_of_all_hosts(self, tmp_path: Path) -> None:
-        stop = StopRecord(Stop(StopCause.PEER_FAILED), "rank h1/2 has failed", NOW + 0.5)
-        own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop)
+        stop = Stop(StopCause.PEER_FAILED, "rank h1/2 has failed")
+        own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop, stopped=NOW + 0.5)
         assert own.failures == ()  # it is stopped for one of another host
         exits = self.ends(2, code=1) + self.ends(3)
         errors = {2: {**VALUE, "time": NOW}}
-        other = self.part(tmp_path, 1, *exits, stop=stop, errors=errors)
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        other = self.part(tmp_path, 1, *exits, stop=stop, stopped=NOW + 0.5, errors=errors)
+        whole = merge_results(own, stop, NOW + 0.5, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "failed"
         assert whole.returncode == 1
         assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 2)]
@@ -295,21 +227,18 @@ class TestSeveralHosts:
 
     def test_merged_failures_are_ordered_by_the_clock_of_host_0(self, tmp_path: Path) -> None:
         """Host 1's clock is 60 s ahead."""
-        stop = StopRecord(Stop(StopCause.PEER_FAILED), "a rank has failed", NOW + 2)
+        stop = Stop(StopCause.PEER_FAILED, "a rank has failed")
         own = self.part(
             tmp_path, 0, *self.ends(0, code=1, at=1.0), errors={0: {**VALUE, "time": NOW + 1.0}}
         )
         later = {2: {**VALUE, "time": NOW + 60.0}}
         other = self.part(tmp_path, 1, *self.ends(2, code=1, at=60.0), errors=later)
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 60.0)])
+        whole = merge_results(own, stop, NOW + 2, [HostEnded(other.to_json(), 60.0)])
         assert [failure.host for failure in whole.failures] == ["h1", "h0"]
 
     def test_lost_host_comes_before_failures_it_caused(self, tmp_path: Path) -> None:
-        gone = Failure(
-            None, None, None, None, "Lost", "host h1 was lost", None, None, "", NOW - 1,
-            kind=FailureKind.HOST_LOST, host="h1",
-        )  # fmt: skip
-        stop = StopRecord(Stop(StopCause.HOST_LOST), "host h1 was lost", NOW)
+        gone = Failure.of(FailureKind.HOST_LOST, "host h1 was lost", time=NOW - 1, host="h1")
+        stop = Stop(StopCause.HOST_LOST, "host h1 was lost")
         own = self.part(
             tmp_path,
             0,
@@ -318,28 +247,10 @@ class TestSeveralHosts:
             host_failures=(gone,),
             errors={0: {**VALUE, "time": NOW - 0.5}},
         )
-        whole = merge_results(own, stop, [])
+        whole = merge_results(own, stop, NOW, [])
         assert whole.state == "failed"
         assert [failure.kind for failure in whole.failures] == ["host_lost", "exception"]
         assert whole.headline() == "host h1 was lost"
-
-    def test_stop_of_all_hosts_gives_one_interrupted_result(self, tmp_path: Path) -> None:
-        stop = StopRecord(Stop(StopCause.USER), "enough", NOW)
-        interrupted = {
-            rank: ProcessExit(rank, 1, 130, NOW + 0.1, signals_sent=frozenset({"SIGINT"}))
-            for rank in range(4)
-        }
-        own = self.part(tmp_path, 0, interrupted[0], interrupted[1], stop=stop)
-        other = self.part(tmp_path, 1, interrupted[2], interrupted[3], stop=stop)
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
-        assert (whole.state, whole.failures, whole.reason) == ("interrupted", (), "enough")
-
-    def test_success_needs_the_ranks_of_every_host(self, tmp_path: Path) -> None:
-        own = self.part(tmp_path, 0, *self.ends(0, 1))
-        other = self.part(tmp_path, 1, *self.ends(2))  # nothing is known of rank 3
-        whole = merge_results(own, None, [HostEnded(other.to_json(), 0.0)])
-        assert whole.state == "failed"
-        assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 3)]
 
     def test_models_of_hosts_are_compared_by_their_first_ranks(self, tmp_path: Path) -> None:
         def merged(first: float, second: float) -> DifferentModels | None:
@@ -351,7 +262,7 @@ class TestSeveralHosts:
             write_models(run.models(0, 0), [model])
             other = replace(model, parameters=(replace(weight, values=(second,)),))
             ended = HostEnded(parts[1].to_json(), 0.0, to_json([other]))
-            return merge_results(parts[0], None, [ended]).different_models
+            return merge_results(parts[0], None, math.inf, [ended]).different_models
 
         assert merged(1.0, 1.0) is None
         found = merged(1.0, 2.0)
@@ -361,14 +272,12 @@ class TestSeveralHosts:
     def test_hang_report_lists_the_ranks_of_all_hosts(self, tmp_path: Path) -> None:
         def hang(where: str) -> Failure:
             message = f"no activity for 300 s:\n{where}\nGive it more time."
-            return Failure(
-                None, None, None, None, "Hang", message, 3, 4, where, NOW, kind=FailureKind.HANG
-            )
+            return Failure.of(FailureKind.HANG, message, cell=3, line=4, traceback=where, time=NOW)
 
-        stop = StopRecord(Stop(StopCause.HUNG), "no activity", NOW)
+        stop = Stop(StopCause.HUNG, "no activity")
         own = self.part(tmp_path, 0, stop=stop, hang=hang("ranks 0, 1: in xm.mark_step"))
         other = self.part(tmp_path, 1, stop=stop, hang=hang("rank 2: a\nrank 3: b"))
-        whole = merge_results(own, stop, [HostEnded(other.to_json(), 0.0)])
+        whole = merge_results(own, stop, NOW, [HostEnded(other.to_json(), 0.0)])
         assert whole.state == "hung"
         (failure,) = whole.failures
         assert failure.message == (

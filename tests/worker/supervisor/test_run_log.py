@@ -15,14 +15,10 @@ from tpunb.worker.supervisor.run_log import RunLog
     [
         ([(0, "stdout", "a\nb\n")], ["[0] a", "[0] b"]),
         ([(0, "stdout", "a"), (1, "stdout", "x\n"), (0, "stdout", "b\n")], ["[1] x", "[0] ab"]),
-        ([(2, "stderr", "oh\n")], ["[2 err] oh"]),
         ([(None, "prelude", "p\n"), (3, "prelude", "q\n")], ["[prelude] p", "[3 prelude] q"]),
         ([(0, "stdout", "no end")], ["[0] no end"]),
         ([(0, "stdout", "10%\r20%\r100%\ndone\n")], ["[0] 100%", "[0] done"]),
-        ([(0, "stdout", "a\r\nb\r\n")], ["[0] a", "[0] b"]),
-        ([(0, "stdout", "\n\n")], ["[0] ", "[0] "]),
         ([(0, "stdout", "10%\r2"), (0, "stdout", "0%\r3"), (0, "stdout", "\n")], ["[0] 3"]),
-        ([(0, "stdout", "10%"), (0, "stdout", "\r20%\r"), (0, "stdout", "\n")], ["[0] 20%"]),
     ],
 )
 def test_lines(tmp_path: Path, pieces: list[tuple[int | None, str, str]], lines: list[str]) -> None:
@@ -51,10 +47,3 @@ def test_text_without_a_newline_takes_no_more_memory_than_a_long_line(
     else:  # nothing is lost
         assert {len(line) for line in lines[:-1]} == {len("[0] ") + 1_000_000}
         assert "".join(line[4:] for line in lines) == piece * 200 + "y"
-
-
-def test_log_lines_of_tpunb_are_marked(tmp_path: Path) -> None:
-    log = RunLog(RunDir(tmp_path))
-    log.say("rehearsal on CPU")
-    assert (tmp_path / "run.log").read_text() == "[tpunb] rehearsal on CPU\n"
-    log.close()

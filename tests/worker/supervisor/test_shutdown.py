@@ -67,15 +67,6 @@ def test_shutdown_escalates_signals_as_needed(
     assert [number for _, number in shutdown.world.sent].count(INT) == 1
 
 
-def test_shutdown_waits_the_grace_period_before_sigterm(shutdown: Shutdown) -> None:
-    shutdown.world.deadly = {RANK: {TERM}}
-    shutdown.begin(RANK)
-    shutdown.advance(15.0)
-    assert shutdown.steps == ["SIGINT"]
-    shutdown.advance(15.2)
-    assert shutdown.steps == ["SIGINT", "SIGTERM"]
-
-
 def test_shutdown_grace_period_can_be_skipped(shutdown: Shutdown) -> None:
     for moment in (0.0, 5.0):
         shutdown.world.deadly, shutdown.steps, shutdown.world.time = {RANK: {TERM}}, [], 0.0
@@ -94,27 +85,8 @@ def test_shutdown_kills_the_parent_after_its_children(shutdown: Shutdown) -> Non
     assert shutdown.world.sent[-1] == (RUNNER.pid, KILL)
 
 
-def test_shutdown_lets_the_parent_end_by_itself(shutdown: Shutdown) -> None:
-    shutdown.world.deadly = {RUNNER: {KILL}, RANK: {INT}}
-    shutdown.begin(RANK, grace=1.0, parent=RUNNER)
-    shutdown.advance(0.9)
-    del shutdown.world.deadly[RUNNER]
-    assert shutdown.advance(1.0)
-    assert shutdown.steps == ["SIGINT"]
-
-
 def test_shutdown_kills_leftover_children_without_grace(shutdown: Shutdown) -> None:
     shutdown.world.deadly = {CHILD: {KILL}}
     shutdown.begin(grace=15.0)
     assert shutdown.advance(1.0)
     assert shutdown.steps == ["SIGKILL"]
-
-
-def test_shutdown_kills_until_no_process_is_left(shutdown: Shutdown) -> None:
-    """A process that is forked between listing and killing."""
-    shutdown.world.deadly = {RANK: {KILL}}
-    shutdown.begin(RANK, grace=0.0)
-    shutdown.advance(0.3)
-    shutdown.world.deadly[OTHER] = {KILL}
-    assert shutdown.advance(2.0)
-    assert shutdown.steps == ["SIGINT", "SIGTERM", "SIGKILL"]

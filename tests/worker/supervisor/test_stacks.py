@@ -42,14 +42,9 @@ def down(n):
     time.sleep(600)
 exec(compile(open(sys.argv[2]).read(), sys.argv[2], "exec"))
 """
-GONE = """
-import os, shutil, signal, sys, time
-open(sys.argv[1], "w").close()
-signal.signal(int(sys.argv[3]), lambda *_: shutil.rmtree(os.path.dirname(sys.argv[2])))
-print("ready", flush=True)
-while True:
-    time.sleep(600)
-"""
+
+
+Begin = Callable[[str], processes.Process]
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def begin(starts_processes: None, run: RunDir) -> Iterator[Callable[[str], processes.Process]]:
+def begin(starts_processes: None, run: RunDir) -> Iterator[Begin]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(code: str) -> processes.Process:
@@ -106,9 +101,7 @@ def where(run: RunDir, spec: RunSpec, rank: processes.Process) -> str:
     return stacks.describe_stacks(run, spec, 0, {0: rank})[0]
 
 
-def test_stacks_of_a_rank_that_writes_slowly(
-    run: RunDir, begin: Callable[[str], processes.Process]
-) -> None:
+def test_stacks_of_a_rank_that_writes_slowly(run: RunDir, begin: Begin) -> None:
     spec = write(run, "import sleep\nsleep.nap()")
     words = "rank 0: in sleep.nap, cell [1], line 2: sleep.nap()"
     rank = begin(SLOW)
@@ -122,56 +115,19 @@ def test_stacks_of_a_rank_that_writes_slowly(
     assert stacks.describe_stacks(run, spec, 0, {0: rank})[0] == words
 
 
-def test_stacks_of_a_deep_recursion_still_name_the_cell_line(
-    run: RunDir, begin: Callable[[str], processes.Process]
-) -> None:
+def test_stacks_of_a_deep_recursion_still_name_the_cell_line(run: RunDir, begin: Begin) -> None:
     spec = write(run, "def fall(n):\n    fall(n - 1) if n else down(0)\nfall(150)")
     words = "cell [1], line 2: fall(n - 1) if n else down(0)"
     assert words in where(run, spec, begin(DEEP))
 
 
-def test_stacks_collection_with_a_deleted_run_folder(
-    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\n")
-    monkeypatch.setattr(stacks, "_WAIT", 1.0)
-    collect(run, begin(GONE))
-    until(lambda: not run.path.exists(), "the folder's end")
-
-
-def test_stacks_collection_if_py_spy_cannot_start(
-    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_py_spy(run, monkeypatch, "#!/no/such/shell\n")
-    write(run, "import sleep\nsleep.nap()")
-    collect(run, begin(SLOW))
-    assert "native (py-spy)" not in run.stacks(0, 0).read_text()
-
-
 def test_stacks_of_native_code_are_cut_off_after_a_timeout(
-    run: RunDir, begin: Callable[[str], processes.Process], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\nexec sleep 600\n")
     monkeypatch.setattr(stacks, "_NATIVE_WAIT", 0.5)
     write(run, "import sleep\nsleep.nap()")
-    before = set(processes.descendants(os.getpid()))
     rank = begin(SLOW)
     collect(run, rank)
     assert "Process" in (written := run.stacks(0, 0).read_text())
     assert written.endswith("\n(cut off after 0.5 s)\n")
-
-    monkeypatch.setattr(stacks, "_NATIVE_WAIT", 600.0)
-    collection = stacks.StackCollection(run, 0, {0: rank})
-    until(
-        lambda: collection.advance() or len(processes.descendants(os.getpid())) > len(before) + 1,
-        "py-spy",
-    )
-    collection.close()
-    assert collection.advance()
-    until(
-        lambda: (
-            {p for p in processes.descendants(os.getpid()) if processes.is_alive(p)}
-            == before | {rank}
-        ),
-        "the end of py-spy",
-    )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,6 @@ from tpunb.runs.protocol import (
     RanksForked,
     RunnerExits,
     RunnerForked,
-    StartRun,
     StopRanks,
 )
 from tpunb.runs.result import RunResult
@@ -31,8 +27,6 @@ from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, Stop, StopCause, St
 from tpunb.utils import files, processes
 from tpunb.utils.processes import Process
 from tpunb.worker.supervisor import stacks
-from tpunb.worker.supervisor.device_lock import RunDescription
-from tpunb.worker.supervisor.main import QueuedRun
 from tpunb.worker.supervisor.supervision import Supervision
 
 FORK_SERVER, RUNNER, RANK_0, RANK_1, LATE_0, LATE_1 = (Process(pid, 0) for pid in range(10, 16))
@@ -91,6 +85,12 @@ class OneRun:
         else:
             self.send(RunnerExits(code))
 
+    def end(self, code: int) -> None:
+        """Let both ranks end, and then the runner."""
+        self.exit_rank(0, code)
+        self.exit_rank(1, code)
+        self.exit_runner(int(code != 0))
+
     def pass_time(self, seconds: float) -> bool:
         """Let time pass; True if the run has ended by then."""
         end = self.world.time + seconds
@@ -118,8 +118,11 @@ class OneRun:
             assert self.pass_time(60.0)
 
 
+Make = Callable[..., OneRun]
+
+
 @pytest.fixture
-def one_run(tmp_path: Path, world: World) -> Iterator[Callable[..., OneRun]]:
+def one_run(tmp_path: Path, world: World) -> Iterator[Make]:
     made: list[OneRun] = []
 
     def make(**spec: object) -> OneRun:
@@ -131,7 +134,7 @@ def one_run(tmp_path: Path, world: World) -> Iterator[Callable[..., OneRun]]:
         run.close()
 
 
-def test_a_run_that_succeeds(one_run: Callable[..., OneRun]) -> None:
+def test_a_run_that_succeeds(one_run: Make) -> None:
     run = one_run()
     assert not run.supervision.step()
     assert run.forks == []
@@ -152,44 +155,8 @@ def test_a_run_that_succeeds(one_run: Callable[..., OneRun]) -> None:
     assert run.world.sent == []
 
 
-def test_exit_code_0_without_the_end_of_the_cell_is_a_failure(
-    one_run: Callable[..., OneRun],
-) -> None:
-    run = one_run()
-    run.start()
-    run.exit_rank(0, 0, finished=False)
-    run.send(StopRanks())
-    run.pass_time(1.0)
-    run.exit_rank(1, 130)
-    run.exit_runner(1)
-    result = run.finish()
-    assert (result.state, result.reason) == ("failed", "rank 0 has failed")
-    assert [failure.rank for failure in result.failures] == [0]
-
-
-def test_failure_of_a_rank_is_named_before_it_has_ended(
-    one_run: Callable[..., OneRun],
-) -> None:
-    """A failed rank's exit handlers may take long. The rank waiting for it has failed as well."""
-    run = one_run()
-    run.start()
-    error = {"message": "", "cell": None, "line": None, "traceback": "", "type": "ValueError"}
-    errors = [("peer_lost", 1.0), ("exception", 2.0)]
-    for rank, (kind, when) in enumerate(errors):
-        run.dir.attempt(0, rank).mkdir(parents=True, exist_ok=True)
-        files.write_json(run.dir.error(0, rank), {**error, "kind": kind, "time": when})
-    run.send(StopRanks())
-    run.pass_time(1.0)
-    run.exit_rank(1, 1, finished=False)
-    run.exit_rank(0, 1, finished=False)
-    run.exit_runner(1)
-    assert run.finish().reason == "rank 1 has failed"
-
-
 @pytest.mark.parametrize("training", [False, True])
-def test_failure_if_the_runner_exits_unannounced(
-    one_run: Callable[..., OneRun], training: bool
-) -> None:
+def test_failure_if_the_runner_exits_unannounced(one_run: Make, training: bool) -> None:
     """os._exit(0) in a cell of the prelude."""
     run = one_run()
     run.supervision.begin()
@@ -208,7 +175,7 @@ def test_failure_if_the_runner_exits_unannounced(
     assert result.failure.cell == (None if training else 3)
 
 
-def test_failure_of_a_rank_stops_the_others(one_run: Callable[..., OneRun]) -> None:
+def test_failure_of_a_rank_stops_the_others(one_run: Make) -> None:
     run = one_run()
     run.start()
     run.exit_rank(1, 3)
@@ -222,17 +189,15 @@ def test_failure_of_a_rank_stops_the_others(one_run: Callable[..., OneRun]) -> N
     assert [(failure.rank, failure.kind) for failure in result.failures] == [(1, FailureKind.EXIT)]
 
 
-def test_stop_records_its_cause_and_origin(one_run: Callable[..., OneRun]) -> None:
+def test_stop_records_its_cause_and_origin(one_run: Make) -> None:
     run = one_run()
     run.start()
-    run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.HANDLE)
-    run.supervision.stop(StopCause.KERNEL_GONE, "too late to be the cause")
+    run.supervision.stop(Stop(StopCause.USER, "enough", origin=StopOrigin.HANDLE))
+    run.supervision.stop(Stop(StopCause.KERNEL_GONE, "too late to be the cause"))
     run.pass_time(1.0)
-    run.exit_rank(0, -INT)
-    run.exit_rank(1, -INT)
-    run.exit_runner(1)
+    run.end(-INT)
     result = run.finish()
-    stop = Stop(StopCause.USER, StopOrigin.HANDLE)
+    stop = Stop(StopCause.USER, origin=StopOrigin.HANDLE)
     assert (result.state, result.reason, result.stop) == ("interrupted", "enough", stop)
     assert [(event.step, event.stop) for event in run.events(Stopping)] == [("SIGINT", stop)]
     assert json.loads(run.dir.result.read_text())["stop"] == {
@@ -241,54 +206,26 @@ def test_stop_records_its_cause_and_origin(one_run: Callable[..., OneRun]) -> No
     }
 
 
-def test_stop_waits_the_grace_period_unless_hurried(
-    one_run: Callable[..., OneRun],
-) -> None:
+def test_stop_waits_the_grace_period_unless_hurried(one_run: Make) -> None:
     run = one_run(grace=20.0)
     run.start(dies_of=TERM)
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     run.pass_time(19.0)
     assert [event.step for event in run.events(Stopping)] == ["SIGINT"]
-    run.supervision.stop(StopCause.USER, "now", now=True)
+    run.supervision.stop(Stop(StopCause.USER, "now", now=True))
     run.pass_time(0.5)
     assert [event.step for event in run.events(Stopping)] == ["SIGINT", "SIGTERM"]
     assert RANK_0 not in run.world.deadly
 
 
-def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(
-    one_run: Callable[..., OneRun],
-) -> None:
-    """Its exit code is unknown until then, and must not be taken for a kill by somebody else."""
-    run = one_run()
-    run.supervision.begin()
-    run.fork_runner()
-    run.supervision.stop(StopCause.USER, "enough", now=True)
-    run.world.zombies.add(RUNNER.pid)
-    assert not run.pass_time(2.0)
-    run.world.zombies.clear()
-    run.world.exit_codes[RUNNER.pid] = -INT
-    result = run.finish()
-    assert (result.state, result.failures) == ("interrupted", ())
-
-
-def test_stop_before_the_run_begins(one_run: Callable[..., OneRun]) -> None:
-    run = one_run()
-    run.supervision.stop(StopCause.USER, "enough")
-    run.supervision.begin()
-    assert run.forks == []
-    assert run.finish().state == "interrupted"
-
-
 @pytest.mark.parametrize("forked", ["runner", "ranks"])
-def test_stop_reaches_processes_forked_meanwhile(
-    one_run: Callable[..., OneRun], forked: str
-) -> None:
+def test_stop_reaches_processes_forked_meanwhile(one_run: Make, forked: str) -> None:
     run = one_run()
     run.supervision.begin()
     if forked == "ranks":
         run.fork_runner()
         run.world.deadly[RUNNER] = {KILL}  # it forks ranks, and does not answer meanwhile
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     if forked == "runner":
         run.fork_runner()
     else:
@@ -300,23 +237,19 @@ def test_stop_reaches_processes_forked_meanwhile(
     assert [event.step for event in run.events(Stopping)] == ["SIGINT"]
 
 
-def test_timeout_stops_the_run(one_run: Callable[..., OneRun]) -> None:
+def test_timeout_stops_the_run(one_run: Make) -> None:
     run = one_run(timeout=30.0, hang_timeout=0.0)
     run.start()
     run.pass_time(30.0)
     assert run.world.sent == []
     run.pass_time(1.0)
-    run.exit_rank(0, -INT)
-    run.exit_rank(1, -INT)
-    run.exit_runner(1)
+    run.end(-INT)
     result = run.finish()
     assert (result.state, result.returncode) == ("timed_out", 124)
     assert result.stop == Stop(StopCause.TIMEOUT)
 
 
-def test_hang_after_silence(
-    one_run: Callable[..., OneRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hang_after_silence(one_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run = one_run(hang_timeout=10.0)
     run.start()
     for rank in (0, 1):
@@ -326,9 +259,7 @@ def test_hang_after_silence(
         with open(run.dir.attempt(0, 1) / "stdout.log", "a") as log:
             log.write("a line\n")
     run.pass_time(11.0)
-    run.exit_rank(0, -INT)
-    run.exit_rank(1, -INT)
-    run.exit_runner(1)
+    run.end(-INT)
     result = run.finish()
     assert (result.state, result.stop) == ("hung", Stop(StopCause.HUNG))
     assert [failure.kind for failure in result.failures] == [FailureKind.HANG]
@@ -353,57 +284,21 @@ def hang(run: OneRun) -> None:
 
 
 @pytest.mark.usefixtures("slow_stacks")
-def test_stop_during_stack_collection_is_carried_out_at_once(
-    one_run: Callable[..., OneRun],
-) -> None:
+def test_stop_during_stack_collection_is_carried_out_at_once(one_run: Make) -> None:
     run = one_run(hang_timeout=10.0, grace=30.0)
     hang(run)
     run.pass_time(stacks._WAIT / 2)
     assert run.world.sent == []  # the supervision has not waited for the stacks, nor the ranks yet
-    run.supervision.stop(StopCause.USER, "enough", origin=StopOrigin.COMMAND)
+    run.supervision.stop(Stop(StopCause.USER, "enough", origin=StopOrigin.COMMAND))
     run.pass_time(0.25)
     assert {(rank.pid, INT) for rank in (RANK_0, RANK_1)} == set(run.world.sent)
-    run.exit_rank(0, -INT)
-    run.exit_rank(1, -INT)
-    run.exit_runner(1)
+    run.end(-INT)
     result = run.finish()
     assert (result.state, result.stop) == ("hung", Stop(StopCause.HUNG))
     assert [failure.kind for failure in result.failures] == [FailureKind.HANG]
 
 
-@pytest.mark.usefixtures("slow_stacks")
-def test_hang_stack_collection_has_a_time_limit(one_run: Callable[..., OneRun]) -> None:
-    run = one_run(hang_timeout=10.0)
-    hang(run)
-    run.pass_time(stacks._WAIT + 0.5)
-    assert {(rank.pid, INT) for rank in (RANK_0, RANK_1)} == set(run.world.sent)
-    run.exit_rank(0, -INT)
-    run.exit_rank(1, -INT)
-    run.exit_runner(1)
-    assert run.finish().state == "hung"
-
-
-@pytest.mark.usefixtures("slow_stacks")
-def test_no_hang_if_the_run_ends_during_stack_collection(
-    one_run: Callable[..., OneRun],
-) -> None:
-    run = one_run(hang_timeout=10.0)
-    hang(run)
-    run.exit_rank(0, 0)
-    run.exit_rank(1, 0)
-    run.exit_runner(0)
-    assert run.finish().state == "succeeded"
-
-
-def test_no_hang_in_a_prelude_that_runs_once(one_run: Callable[..., OneRun]) -> None:
-    run = one_run(hang_timeout=10.0)
-    run.supervision.begin()
-    run.fork_runner()
-    assert not run.pass_time(600.0)
-    assert run.world.sent == []
-
-
-def test_preemption_stops_the_run(one_run: Callable[..., OneRun]) -> None:
+def test_preemption_stops_the_run(one_run: Make) -> None:
     run = one_run()
     run.start()
     run.supervision._preemption.notice = "instance/preempted is TRUE"
@@ -411,9 +306,7 @@ def test_preemption_stops_the_run(one_run: Callable[..., OneRun]) -> None:
     assert [event.stop for event in run.events(Stopping)] == [Stop(StopCause.PREEMPTED)]
 
 
-def test_replicate_if_the_prelude_cannot_be_forked(
-    one_run: Callable[..., OneRun],
-) -> None:
+def test_replicate_if_the_prelude_cannot_be_forked(one_run: Make) -> None:
     run = one_run()
     run.supervision.begin()
     run.fork_runner()
@@ -423,26 +316,13 @@ def test_replicate_if_the_prelude_cannot_be_forked(
     assert run.forks == [None, "cell [2] uses an XLA device"]
     run.fork_runner()
     run.fork_ranks()
-    run.exit_rank(0, 0)
-    run.exit_rank(1, 0)
-    run.exit_runner(0)
+    run.end(0)
     result = run.finish()
     assert (result.state, result.replicated) == ("succeeded", True)
     assert result.replicate_reason == "cell [2] uses an XLA device"
 
 
-def test_prelude_crash_names_its_cell(one_run: Callable[..., OneRun]) -> None:
-    run = one_run()
-    run.supervision.begin()
-    run.fork_runner()
-    run.send(CellStarted(3))
-    run.exit_runner(-int(signal.SIGSEGV))
-    failure = run.finish().failure
-    assert failure is not None
-    assert (failure.rank, failure.cell, failure.signal) == (None, 3, "SIGSEGV")
-
-
-def test_a_retry_forgets_the_attempt_before(one_run: Callable[..., OneRun]) -> None:
+def test_a_retry_forgets_the_attempt_before(one_run: Make) -> None:
     run = one_run(retries=1)
     run.start()
     run.exit_rank(1, 3)
@@ -456,7 +336,7 @@ def test_a_retry_forgets_the_attempt_before(one_run: Callable[..., OneRun]) -> N
     run.fork_ranks(1, LATE_0, LATE_1)
     assert len(run.events(RanksStarted)) == 2
     assert run.events(Note)[0].text.endswith("starting again (retry 1 of 1)")
-    run.supervision.stop(StopCause.USER, "enough")
+    run.supervision.stop(Stop(StopCause.USER, "enough"))
     run.pass_time(1.0)
     assert (LATE_0.pid, INT) in run.world.sent
     run.exit_rank(0, -INT, LATE_0)
@@ -466,9 +346,7 @@ def test_a_retry_forgets_the_attempt_before(one_run: Callable[..., OneRun]) -> N
     assert (result.state, result.attempts, result.failures) == ("interrupted", 2, ())
 
 
-def test_crash_of_the_fork_server_before_the_runner_is_a_failure(
-    one_run: Callable[..., OneRun],
-) -> None:
+def test_crash_of_the_fork_server_before_the_runner_is_a_failure(one_run: Make) -> None:
     run = one_run()
     run.supervision.begin()
     del run.world.deadly[FORK_SERVER]
@@ -478,44 +356,15 @@ def test_crash_of_the_fork_server_before_the_runner_is_a_failure(
     assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
 
 
-def test_crash_of_the_fork_server_later_does_not_end_the_run(
-    one_run: Callable[..., OneRun],
-) -> None:
-    run = one_run()
-    run.start()
-    del run.world.deadly[FORK_SERVER]
-    run.supervision.lose_fork_server(-9, "last words")
-    assert not run.pass_time(1.0)
-    run.exit_rank(0, 0)
-    run.exit_rank(1, 0)
-    run.exit_runner(0)
-    assert run.finish().state == "succeeded"
-
-
-def test_leftover_child_processes_are_killed_before_the_end(one_run: Callable[..., OneRun]) -> None:
-    run = one_run()
-    run.start()
-    child = Process(99, 0)
-    run.world.deadly[child] = {KILL}
-    run.exit_rank(0, 0)
-    run.exit_rank(1, 0)
-    run.exit_runner(0)
-    assert run.finish().state == "succeeded"
-    assert child not in run.world.deadly
-    assert run.events(Stopping) == []
-
-
 @pytest.mark.parametrize("end", ["runner killed", "stopped"])
-def test_a_copy_that_is_being_made_does_not_end_with_the_run(
-    one_run: Callable[..., OneRun], end: str
-) -> None:
+def test_a_copy_that_is_being_made_does_not_end_with_the_run(one_run: Make, end: str) -> None:
     run = one_run()
     run.copying = True
     run.start()
     copy = LATE_0
     run.world.deadly[copy] = {TERM, KILL}
     if end == "stopped":
-        run.supervision.stop(StopCause.USER, "asked")
+        run.supervision.stop(Stop(StopCause.USER, "asked"))
         run.world.deadly[RUNNER] = {KILL}
     else:
         run.exit_runner(-KILL)
@@ -526,44 +375,3 @@ def test_a_copy_that_is_being_made_does_not_end_with_the_run(
     run.finish()
     assert copy in run.world.living()
     assert run.dir.stopping.exists() == (end == "stopped")
-
-
-def test_deleted_run_folder_does_not_end_the_supervision(one_run: Callable[..., OneRun]) -> None:
-    run = one_run()
-    run.start()
-    shutil.rmtree(run.dir.path)
-    run.exit_rank(0, 0)
-    run.exit_rank(1, 0)
-    run.exit_runner(0)
-    assert run.pass_time(5.0)
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_read_only_file_system_does_not_end_the_supervision(tmp_path: Path, world: World) -> None:
-    with mounted(tmp_path) as make_read_only:
-        run = OneRun(tmp_path, world)
-        run.supervision.stop(StopCause.USER, "asked")
-        assert run.finish().state == "interrupted"
-        run.dir.result.unlink()
-        make_read_only()
-        late = Supervision(
-            run.dir, run.forks.append, lambda: [FORK_SERVER], lambda: False, lambda: ""
-        )
-        late.stop(StopCause.USER, "asked")
-        late.begin()
-        assert late.step()
-        assert run.dir.read_result() is None
-        queued = QueuedRun(StartRun(str(run.dir.path), {}))
-        queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
-        queued.cancel(Stop(StopCause.USER), "asked")
-
-
-@contextmanager
-def mounted(folder: Path) -> Iterator[Callable[[], object]]:
-    """Mount a file system; yield a function that makes it read-only, as a disk error does."""
-    if subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True).returncode:
-        pytest.skip("this user cannot mount a file system")
-    try:
-        yield lambda: subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -16,8 +16,8 @@ Host 0's decisions, sent to all hosts:
     all are ready        StartAttempt
     one AttemptFailed    AbandonAttempt, once for each attempt
     all have finished    AllFinished
-    one StopHosts        StopHosts
-    one ended early      StopHosts
+    one Stop             Stop
+    one ended early      Stop
     one is lost          HostLost
     all ended or lost    the run is over: host 0 writes the result and sends RunOver
 
@@ -50,9 +50,8 @@ from tpunb.runs.protocol import (
     RefuseRun,
     RunOver,
     StartAttempt,
-    StopHosts,
 )
-from tpunb.runs.spec import StopCause
+from tpunb.runs.spec import Stop, StopCause
 from tpunb.worker.supervisor.links import FAREWELL, Channel, Dialer, Listener
 
 log = logging.getLogger(__name__)
@@ -196,7 +195,7 @@ class Decisions:
                 if attempt == self._attempt and not self._stopping:
                     self._attempt = -1
                     self._to_all(AbandonAttempt(attempt, reason))
-            case StopHosts(now=now):
+            case Stop(now=now):
                 if now or not self._stopping:
                     self._stopping = True
                     self._to_all(message)
@@ -206,7 +205,7 @@ class Decisions:
                 if not self._stopping and not self._finished and len(self.hosts) > 1:
                     self._stopping = True
                     reason = f"{self._names[node]} has ended before the others"
-                    self._to_all(StopHosts(StopCause.PEER_FAILED, reason))
+                    self._to_all(Stop(StopCause.PEER_FAILED, reason))
             case _:
                 log.warning("not for host 0: %s", message)
 

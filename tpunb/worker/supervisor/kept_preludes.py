@@ -41,7 +41,7 @@ SCARCE = 0.1
 
 
 @dataclass(frozen=True)
-class PreludeCell:
+class KeptCell:
     """A cell of a prelude; it has to run again if any field has changed."""
 
     number: int | None
@@ -63,7 +63,7 @@ class PreludeInputs:
 
     surroundings: Mapping[str, object]
     """By name: working directory, environment variables, and the like."""
-    cells: tuple[PreludeCell, ...]
+    cells: tuple[KeptCell, ...]
     blocks: tuple[Block, ...]
     """The blocks of these cells in the run's script."""
     script: str
@@ -96,7 +96,7 @@ class PreludeInputs:
             **variables,
         }
         cells = tuple(
-            PreludeCell(block.number, "\n".join(lines[block.first - 1 : block.last]), block.values)
+            KeptCell(block.number, "\n".join(lines[block.first - 1 : block.last]), block.values)
             for block in blocks
         )
         return cls(surroundings, cells, blocks, str(run.script))
@@ -339,12 +339,12 @@ def _difference(before: PreludeInputs, now: PreludeInputs) -> str:
     return f"cell {new[at].name} has changed"
 
 
-def _first_difference(old: Sequence[PreludeCell], new: Sequence[PreludeCell]) -> int | None:
+def _first_difference(old: Sequence[KeptCell], new: Sequence[KeptCell]) -> int | None:
     """The index of the first cell that differs; None if one is the beginning of the other."""
     return next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
 
 
-def _describe(cells: Sequence[PreludeCell], ran: int, reason: str) -> str:
+def _describe(cells: Sequence[KeptCell], ran: int, reason: str) -> str:
     """'prelude: the first 3 cells kept, 2 run: cell [4] has changed'; '' without cells to name.
 
     Numbers of cells are execution counts, which are in no order: the cells are counted instead.
@@ -360,7 +360,7 @@ def _describe(cells: Sequence[PreludeCell], ran: int, reason: str) -> str:
     return f"prelude: {kept}{again}{f': {reason}' if reason else ''}"
 
 
-def _count(kept: Sequence[PreludeCell], cells: Sequence[PreludeCell]) -> str:
+def _count(kept: Sequence[KeptCell], cells: Sequence[KeptCell]) -> str:
     """'cell [3]', 'both cells', 'the first 3 cells', of those that are no train cells."""
     own = [cell for cell in cells if not cell.values]
     first = [cell for cell in kept if not cell.values]

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from socket import socketpair
-from typing import IO, Any
+from typing import IO
 
 from tpunb.runs import protocol
 from tpunb.runs.directory import RunDir
@@ -49,12 +49,12 @@ from tpunb.runs.protocol import (
     RunnerForked,
     RunOver,
     StartRun,
-    StopHosts,
     StopRun,
 )
 from tpunb.runs.result import Failure
-from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause, StopOrigin
-from tpunb.utils import processes, records
+from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
+from tpunb.runs.state import read_stops
+from tpunb.utils import processes
 from tpunb.utils.descriptors import wait_readable
 from tpunb.utils.files import PACKAGE_ROOT, LineTail
 from tpunb.utils.processes import Process
@@ -62,9 +62,8 @@ from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.hosts import Hosts, join_hosts
-from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
-from tpunb.worker.supervisor.outcome import RunObservation, StopRecord
+from tpunb.worker.supervisor.outcome import RunObservation
 from tpunb.worker.supervisor.supervision import Supervision
 
 log = logging.getLogger(__name__)
@@ -75,10 +74,6 @@ MEMORY_CHECK = 1.0
 """Seconds between two checks whether memory is scarce, during a run."""
 DEVICE_CHECK = 0.2
 """Seconds between two checks whether a device is free."""
-BUSY_NOTE = 5.0
-"""Seconds for which another process keeps the queue for a device locked before it is reported."""
-BUSY = RunDescription("", "", 0.0)
-"""Stands for the run that has the device while the queue cannot be read."""
 
 FORK_SERVER = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
@@ -101,7 +96,6 @@ class QueuedRun:
         self._phase = ""
         self._checked = -DEVICE_CHECK
         self._holder: RunDescription | None = None
-        self._busy_since = float("inf")
         self._device_lock = self._queue_for(order.device)
         self.join: JoinHosts | None = None
         """How this host joins a run on several hosts; None on one host."""
@@ -136,19 +130,12 @@ class QueuedRun:
         return RunDescription(self.dir.id, cores, self._ordered)
 
     def device_holder(self) -> RunDescription | None:
-        """The run that has the device; None if it is this run's turn.
-
-        BUSY if another process, perhaps a stopped one, keeps the queue for the device locked.
-        """
+        """The run that has the device; None if it is this run's turn."""
         now = time.monotonic()
         if self._device_lock is not None and now - self._checked >= DEVICE_CHECK:
             self._checked = now
             try:
                 self._holder = self._device_lock.holder()
-                self._busy_since = float("inf")
-            except BlockingIOError:
-                self._holder = BUSY
-                self._busy_since = min(self._busy_since, now)
             except OSError as error:
                 self._note_no_queue(error)
                 self._device_lock.release()
@@ -161,13 +148,6 @@ class QueuedRun:
             self._lock = self.dir.take_lock()
         since = time.strftime("%H:%M", time.localtime(other.since))
         text = f"waits for run {other.run} ({other.cores}, since {since})"
-        if other is BUSY:
-            if self._device_lock is None or time.monotonic() - self._busy_since < BUSY_NOTE:
-                return
-            text = (
-                f"waits for a process that keeps {self._device_lock.path} locked: end it, or "
-                "continue it if it is stopped"
-            )
         if text != self._phase:
             self._phase = text
             log.info("%s %s", self.dir.id, text)
@@ -180,42 +160,29 @@ class QueuedRun:
             self._lock = None
             self.emit(Phase(PhaseKind.STARTING, "starting"))
 
-    def stop_requests(self) -> Iterator[StopRun]:
+    def stop_requests(self) -> Iterator[Stop]:
         """The stops that other processes have requested since the last call."""
-        for line in self._requests.read():
-            request = _stop_request(line)
-            if request is not None:
-                gone = request.get("cause") == StopCause.KERNEL_GONE
-                yield StopRun(
-                    str(self.dir.path),
-                    StopCause.KERNEL_GONE if gone else StopCause.USER,
-                    str(request.get("reason", "")),
-                    _origin(request.get("origin")),
-                    now=bool(request.get("now")),
-                )
+        return read_stops(self._requests)
 
-    def cancel(self, stop: Stop, reason: str) -> None:
+    def cancel(self, stop: Stop) -> None:
         """Write the result of a run that was stopped before its turn."""
         if self.hosts is not None:
-            self.hosts.say(StopHosts(stop.cause, reason, stop.origin))
-        self._end(stop, reason)
+            self.hosts.say(stop)
+        self._end(stop)
 
     def refuse(self, reason: str) -> None:
         """Write the result of a run that cannot join the other hosts."""
-        now = time.time()
-        refused = Failure(
-            None, None, None, None, "Refused", reason, None, None, "", now,
-            kind=FailureKind.REFUSED,
-        )  # fmt: skip
-        self._end(Stop(StopCause.HOST_LOST), reason, refused)
+        refused = Failure.of(FailureKind.REFUSED, reason)
+        self._end(Stop(StopCause.HOST_LOST, reason), refused)
 
-    def _end(self, stop: Stop, reason: str, *failures: Failure) -> None:
+    def _end(self, stop: Stop, *failures: Failure) -> None:
         now = time.time()
         observation = RunObservation(
             started=self._ordered,
             ended=now,
             exits=[],
-            stop=StopRecord(stop, reason, now),
+            stop=stop,
+            stopped=now,
             attempt=0,
             replicate=self.spec.replicate,
             cell=None,
@@ -241,23 +208,6 @@ class QueuedRun:
             self._lock.close()
         if self._device_lock is not None:
             self._device_lock.release()
-
-
-def _stop_request(line: str) -> dict[str, Any] | None:
-    """The stop request in a line; None if it is not one: the user may have edited the file."""
-    try:
-        request = records.parse(line)
-    except ValueError:
-        return None
-    is_stop = isinstance(request, dict) and request.get("do") == "stop"
-    return request if is_stop else None
-
-
-def _origin(value: object) -> StopOrigin | None:
-    try:
-        return StopOrigin(value)
-    except ValueError:  # no origin is given, or the line was edited
-        return None
 
 
 class Supervisor:
@@ -293,7 +243,7 @@ class Supervisor:
         self._fork_server_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
         # For temporary files of its imports (torch makes a folder for code that it may generate):
         # they are removed at a normal exit, which a fork server never has.
-        self._import_files = ImportFiles()
+        self._import_files = tempfile.mkdtemp(prefix=protocol.IMPORT_FILES.format(os.getpid()))
 
     def main_loop(self) -> None:
         """Run until the lifeline closes, and then until nothing is left."""
@@ -328,7 +278,7 @@ class Supervisor:
     def _leave(self, reason: str) -> None:
         self._note_leaving(reason)
         for queued in self._runs():
-            self._stop(queued, StopRun(str(queued.dir.path), StopCause.KERNEL_GONE, reason))
+            self._stop(queued, Stop(StopCause.KERNEL_GONE, reason))
 
     def _note_leaving(self, reason: str) -> None:
         """Take no more runs from now on, and tell the kernel so at once."""
@@ -433,10 +383,10 @@ class Supervisor:
                 self.queue.append(queued)
                 if self.leaving:
                     self._leave(self.leaving)
-            case StopRun():
+            case StopRun(folder, stop):
                 for queued in self._runs():
-                    if str(queued.dir.path) == message.dir:
-                        self._stop(queued, message)
+                    if str(queued.dir.path) == folder:
+                        self._stop(queued, stop)
             case _:
                 log.warning("not for a supervisor: %s", message)
 
@@ -448,8 +398,7 @@ class Supervisor:
         """
         for queued in self._runs():
             if queued.ahead and not (order.ahead and queued is self.current):
-                stop = StopRun(str(queued.dir.path), StopCause.USER, "another run has come")
-                self._stop(queued, replace(stop, now=True))
+                self._stop(queued, Stop(reason="another run was ordered", now=True))
 
     def _remove(self, queued: QueuedRun) -> None:
         queued.close()
@@ -458,19 +407,19 @@ class Supervisor:
 
     def _read_requests(self) -> None:
         for queued in self._runs():
-            for order in queued.stop_requests():
-                self._stop(queued, order)
+            for stop in queued.stop_requests():
+                self._stop(queued, stop)
 
-    def _stop(self, queued: QueuedRun, order: StopRun) -> None:
-        log.info("%s", order)
+    def _stop(self, queued: QueuedRun, stop: Stop) -> None:
+        log.info("%s: %s", queued.dir.id, stop)
         # A stopped one (SIGSTOP) would fork no runner, and there would be no process to signal.
         for process in self._waiting_processes():
             processes.send_signal(process, signal.SIGCONT)
         if queued is self.current and self.run is not None:
-            self.run.stop(order.cause, order.reason, origin=order.origin, now=order.now)
+            self.run.stop(stop)
         elif queued in self.queue:
             self.queue.remove(queued)
-            queued.cancel(Stop(order.cause, order.origin), order.reason)
+            queued.cancel(stop)
             self._on_run_end(queued)
 
     def _start_next(self) -> None:
@@ -599,7 +548,7 @@ class Supervisor:
             os.close(self.reports.fd)
         self.reports = MessageReader(reader)
         with contextlib.suppress(OSError):  # the main loop notices a dead process
-            self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files.name))
+            self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files))
 
     def _finish_run(self) -> None:
         queued, self.run, self.current = self.current, None, None
@@ -648,7 +597,7 @@ class Supervisor:
             self.fork_server.wait()
         for process in processes.descendants(os.getpid()):
             processes.signal_and_continue(process, signal.SIGKILL)
-        self._import_files.cleanup()
+        shutil.rmtree(self._import_files, ignore_errors=True)
 
 
 class SupervisorLog(logging.Handler):

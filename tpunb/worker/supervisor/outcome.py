@@ -15,6 +15,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,20 +85,6 @@ class ProcessExit:
         return self.code != 0 or not self.finished
 
 
-@dataclass(frozen=True)
-class StopRecord:
-    """The first stop of a run: its cause, a description of it, and its time."""
-
-    stop: Stop
-    reason: str
-    time: float
-
-    @property
-    def for_failed_peer(self) -> bool:
-        """True if the ranks were stopped because one of them had failed, or a host was lost."""
-        return self.stop.cause in (StopCause.PEER_FAILED, StopCause.HOST_LOST)
-
-
 @dataclass
 class RunObservation:
     """Everything that the supervisor has observed of a run by its end."""
@@ -105,12 +92,15 @@ class RunObservation:
     started: float
     ended: float
     exits: list[ProcessExit]
-    stop: StopRecord | None
+    stop: Stop | None
+    """The first stop of the run."""
     attempt: int
     replicate: str | None
     """Why every rank ran the prelude itself; None if they did not."""
     cell: int | None
     """The number of the prelude's cell that began last."""
+    stopped: float = math.inf
+    """The time of the stop."""
     hang: Failure | None = None
     """Which ranks waited where, if the run was hung."""
     fork_server_output: str = ""
@@ -146,15 +136,12 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
     failures = [*seen.host_failures, *(replace(failure, host=seen.host) for failure in failures)]
     state = _state(seen, failures)
     succeeded = state is RunState.SUCCEEDED
-    return RunResult(
-        state=state,
-        name=spec.name,
-        world_size=spec.world_size,
-        spmd=spec.spmd,
-        device=spec.device,
-        started=seen.started,
-        ended=seen.ended,
-        dir=run.path,
+    return RunResult.of_spec(
+        spec,
+        run.path,
+        state,
+        seen.started,
+        seen.ended,
         returncode=RETURNCODES[state],
         attempts=seen.attempt + 1,
         failures=tuple(failures),
@@ -166,16 +153,11 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
             for row in stats.read_collectives(run.collectives(seen.attempt, rank))
         ),
         different_models=_compare_models(run, seen.attempt, ranks) if succeeded else None,
-        warm=spec.warm,
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",
         reason=seen.stop.reason if seen.stop else "",
-        stop=seen.stop.stop if seen.stop else None,
-        price=spec.price,
+        stop=seen.stop.without_reason() if seen.stop else None,
         parameters=parameters(run),
-        resumed_from=spec.resumed_from,
-        hosts=spec.hosts,
-        place=spec.place,
         returns=dict.fromkeys(_returned_names(run)),
     )
 
@@ -193,21 +175,21 @@ def _compare_hosts(own: RunResult, others: Sequence[HostEnded]) -> DifferentMode
 
 
 def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
-    return RunState.HUNG if seen.hang is not None else _state_of(failures, seen.stop)
+    return RunState.HUNG if seen.hang is not None else _state_of(failures, seen.stop, seen.stopped)
 
 
-def _state_of(failures: list[Failure], stop: StopRecord | None) -> RunState:
-    failed_first = bool(failures) and (stop is None or failures[0].time < stop.time)
+def _state_of(failures: list[Failure], stop: Stop | None, stopped: float) -> RunState:
+    failed_first = bool(failures) and failures[0].time < stopped
     if failed_first or (failures and stop is not None and stop.for_failed_peer):
         return RunState.FAILED
     if stop is not None and not stop.for_failed_peer:
-        timed_out = stop.stop.cause is StopCause.TIMEOUT
+        timed_out = stop.cause is StopCause.TIMEOUT
         return RunState.TIMED_OUT if timed_out else RunState.INTERRUPTED
     return RunState.FAILED if failures else RunState.SUCCEEDED
 
 
 def merge_results(
-    own: RunResult, stop: StopRecord | None, others: Sequence[HostEnded]
+    own: RunResult, stop: Stop | None, stopped: float, others: Sequence[HostEnded]
 ) -> RunResult:
     """The result of a whole run, from host 0's and those that the other hosts have sent.
 
@@ -230,7 +212,7 @@ def merge_results(
     failures.sort(key=lambda failure: (order.get(failure.kind, 0), failure.time))
     failures = _one_hang(failures)
     hung = any(part.state is RunState.HUNG for part in parts)
-    state = RunState.HUNG if hung else _state_of(failures, stop)
+    state = RunState.HUNG if hung else _state_of(failures, stop, stopped)
     if state is RunState.SUCCEEDED and any(part.state is not state for part in parts):
         state = RunState.FAILED
     different = next(filter(None, (part.different_models for part in parts)), None)
@@ -272,38 +254,32 @@ def _without_end(ranks: range, seen: RunObservation) -> list[Failure]:
     for rank in ranks:
         if rank not in finished:
             message = "has not reached the end of the train cell, for an unknown reason"
-            kind = FailureKind.EXIT
-            return [
-                Failure(
-                    rank, None, None, None, "Exit", message, None, None, "", seen.ended, kind=kind
-                )
-            ]
+            return [Failure.of(FailureKind.EXIT, message, rank=rank, time=seen.ended)]
     return []
 
 
 def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit) -> Failure | None:
     """The failure behind an exit; None if the exit only follows from the stop."""
     signal = signal_name(-end.code) if end.code < 0 else None
-    stop = seen.stop
     error = None if end.fork_server else run.read_error(seen.attempt, end.rank)
     if error is not None:
         failure = replace(error, pid=end.pid, exitcode=end.code, signal=signal)
         if _is_interrupt(failure):
-            if stop is not None and failure.time >= stop.time:
+            if failure.time >= seen.stopped:
                 return None
             failure = replace(failure, message=failure.message or _NOT_SENT)
-        if _follows_from_stop(stop, failure):
+        if _follows_from_stop(seen, failure):
             return None
         if end.ranks_forked:
             return _lost(failure, f"{_WATCHER} failed: {failure.type}: {failure.message}")
-        if stop is not None and end.time >= stop.time and signal in end.signals_sent:
+        if end.time >= seen.stopped and signal in end.signals_sent:
             # Killed by tpunb while it was ending: it had failed before.
             return replace(failure, exitcode=None, signal=None)
         return failure
     # The stop explains only these signals: the process may have been killed a moment before the
     # stop, and its exit seen after it.
     sent = end.signals_sent
-    if stop is not None and end.time >= stop.time:
+    if end.time >= seen.stopped:
         by_itself = end.code in (0, 130)  # after its KeyboardInterrupt, by os._exit
         if signal in sent or ("SIGINT" in sent and by_itself):
             return None
@@ -326,18 +302,17 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
         if end.code == 0:
             before = "the train cell" if end.rank is None else "the end of the train cell"
             message = f"ended before {before} (os._exit(0), exec, or native code that calls exit)"
-    failure = Failure(
+    failure = Failure.of(
+        _kind(end),
+        message,
         rank=end.rank,
         pid=end.pid,
         exitcode=end.code,
         signal=signal,
-        type="Signal" if signal else "Exit",
-        message=message,
         cell=cell,
         line=line,
         traceback=stack or _last_lines(run, seen, end.rank),
         time=end.time,
-        kind=_kind(end),
     )
     if end.fork_server:
         return _lost(failure, f"the fork server, which starts the processes of a run, {message}")
@@ -362,9 +337,10 @@ def _kind(end: ProcessExit) -> FailureKind:
     return FailureKind.SIGNAL if end.code < 0 else FailureKind.EXIT
 
 
-def _follows_from_stop(stop: StopRecord | None, failure: Failure) -> bool:
+def _follows_from_stop(seen: RunObservation, failure: Failure) -> bool:
     """True if a rank lost its peers because of the stop: its signal ended them before this rank."""
-    stopped = stop is not None and not stop.for_failed_peer and failure.time >= stop.time
+    stop = seen.stop
+    stopped = stop is not None and not stop.for_failed_peer and failure.time >= seen.stopped
     return stopped and failure.kind is FailureKind.PEER_LOST
 
 

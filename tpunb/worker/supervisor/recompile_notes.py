@@ -22,7 +22,7 @@ MOST = 6
 
 
 @dataclass
-class _Pending:
+class _PendingNote:
     ranks: list[int] = field(default_factory=list)
     seconds: float | None = None
     """Compile time; None for a note on something that the loop does at every step."""
@@ -41,7 +41,7 @@ class RecompileNotes:
     ) -> None:
         self._clock = clock
         self._tails = {rank: LineTail(run.recompiled(attempt, rank)) for rank in ranks}
-        self._pending: dict[tuple[int, str, str], _Pending] = {}
+        self._pending: dict[tuple[int, str, str], _PendingNote] = {}
         self._count = 0
         self._next = clock()
 
@@ -69,7 +69,7 @@ class RecompileNotes:
 
     def _add(self, rank: int, note: dict[str, Any], now: float) -> None:
         key, seconds = (note["step"], note["place"], note["what"]), note["seconds"]
-        pending = self._pending.setdefault(key, _Pending(since=now))
+        pending = self._pending.setdefault(key, _PendingNote(since=now))
         pending.ranks.append(rank)
         if seconds is not None:
             pending.seconds = max(pending.seconds or 0.0, seconds)

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from tpunb.runs.directory import RunDir
@@ -49,11 +49,10 @@ from tpunb.runs.protocol import (
     RunnerForked,
     RunOver,
     StartAttempt,
-    StopHosts,
     StopRanks,
 )
 from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause, StopOrigin
+from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
 from tpunb.utils import files, processes, records
 from tpunb.utils.memory import OomDetector
 from tpunb.utils.processes import Process, Work
@@ -61,7 +60,7 @@ from tpunb.worker.supervisor import outcome, stacks
 from tpunb.worker.supervisor.chip_meter import MeterProcess, start_meter
 from tpunb.worker.supervisor.hang_detector import LONG_WAIT, HangDetector
 from tpunb.worker.supervisor.hosts import Hosts, Leader
-from tpunb.worker.supervisor.outcome import ProcessExit, RunObservation, StopRecord
+from tpunb.worker.supervisor.outcome import ProcessExit, RunObservation
 from tpunb.worker.supervisor.preemption import PreemptionWatcher
 from tpunb.worker.supervisor.recompile_notes import RecompileNotes
 from tpunb.worker.supervisor.run_log import RunLog
@@ -140,7 +139,8 @@ class Supervision:
         self._cell: int | None = None
         self._over = False
         """True once no process of this run will start or report anything any more."""
-        self._stop: StopRecord | None = None
+        self._stop: Stop | None = None
+        self._stopped = math.inf
         self._shutdown: ShutdownSequence | None = None
         self._no_grace = False
         """No further shutdown sequence has a grace period."""
@@ -258,7 +258,7 @@ class Supervision:
         self._emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
         self._exits.clear()
         if self._stop is not None and self._stop.for_failed_peer:
-            self._stop, self._shutdown = None, None
+            self._stop, self._stopped, self._shutdown = None, math.inf, None
             self._signals_sent.clear()
         # Processes that the user's code has left behind would take part in the next attempt.
         runner = [] if self._runner is None else processes.descendants(self._runner.pid)
@@ -291,7 +291,7 @@ class Supervision:
         if self._hosts is not None and not self._abandoned:
             self._hosts.say(AttemptFailed(self._attempt, reason))
         if self._stop is None:
-            self._stop = StopRecord(Stop(StopCause.PEER_FAILED), reason, time.time())
+            self._note_stop(Stop(StopCause.PEER_FAILED, reason))
         if self._shutdown is None:
             self._shut_down(list(self._ranks.values()))
 
@@ -364,31 +364,22 @@ class Supervision:
         by_itself = self._runner_code is not None
         self._on_runner_exit(-signal.SIGKILL if code is None else code, by_itself=by_itself)
 
-    def stop(
-        self,
-        cause: StopCause,
-        reason: str,
-        *,
-        origin: StopOrigin | None = None,
-        now: bool = False,
-    ) -> None:
-        """End the run after the grace period; with `now`, at once, even if it is stopping already.
-
-        On several hosts: on all of them.
-        """
+    def stop(self, stop: Stop) -> None:
+        """End the run on all hosts; with `stop.now`, at once, even if it is stopping already."""
         if self._hosts is not None:
-            self._hosts.say(StopHosts(cause, reason, origin, now))
-        self._stop_here(cause, reason, origin, now)
+            self._hosts.say(stop)
+        self._stop_here(stop)
 
-    def _stop_here(
-        self, cause: StopCause, reason: str, origin: StopOrigin | None, now: bool
-    ) -> None:
+    def _note_stop(self, stop: Stop) -> None:
+        self._stop, self._stopped = stop, time.time()
+
+    def _stop_here(self, stop: Stop) -> None:
         if self._hang_found and self._stacks is not None:
             self._finish_stacks()  # with the stacks that have arrived
         if self._stop is None or (
-            self._stop.for_failed_peer and cause is not StopCause.PEER_FAILED
+            self._stop.for_failed_peer and stop.cause is not StopCause.PEER_FAILED
         ):
-            self._stop = StopRecord(Stop(cause, origin), reason, time.time())
+            self._note_stop(stop)
         with contextlib.suppress(OSError):  # if it fails, a retry may begin, and is stopped too
             self.dir.stopping.touch()
         if not self._begun:
@@ -398,7 +389,7 @@ class Supervision:
                 self._shut_down(list(self._living_ranks().values()))
             elif self._runner is not None:
                 self._shut_down([self._runner])
-        if now:
+        if stop.now:
             self._no_grace = True
             if self._shutdown is not None:
                 self._shutdown.skip_grace_period()
@@ -418,8 +409,8 @@ class Supervision:
         """Report each step once in a run: a sequence restarted for ranks just forked is no news."""
         if step not in self._signals_sent:
             self._signals_sent.add(step)
-            stop = self._stop
-            self._emit(Stopping(step, stop.reason, stop=stop.stop) if stop else Stopping(step, ""))
+            stop = self._stop or Stop()
+            self._emit(Stopping(step, stop.reason, stop=stop.without_reason()))
 
     def _all_processes(self) -> list[Process]:
         """Every process of the run: all below the supervisor except the spared ones."""
@@ -446,10 +437,10 @@ class Supervision:
         self._tell_memory()
         if self._preemption.notice and self._stop is None:
             reason = f"this machine is about to be taken away: {self._preemption.notice}"
-            self.stop(StopCause.PREEMPTED, reason)
+            self.stop(Stop(StopCause.PREEMPTED, reason))
         if self._deadline is not None and self._clock() > self._deadline:
             self._deadline = None
-            self.stop(StopCause.TIMEOUT, f"--timeout {self.spec.timeout:g} s")
+            self.stop(Stop(StopCause.TIMEOUT, f"--timeout {self.spec.timeout:g} s"))
         if self._copying():  # a copy that is not known yet would be ended with the run
             return False
         if self._shutdown is not None and self._shutdown.advance():
@@ -485,49 +476,33 @@ class Supervision:
                     self._abandoned = reason
                     self._tell_runner(decision)
                     if self._stop is None:
-                        self._stop = StopRecord(Stop(StopCause.PEER_FAILED), reason, time.time())
+                        self._note_stop(Stop(StopCause.PEER_FAILED, reason))
                     if self._shutdown is None and (living := self._living_ranks()):
                         self._shut_down(list(living.values()))
-                case StopHosts(StopCause.HUNG) if self._stop is None and self._hang_detector:
+                case Stop(StopCause.HUNG) if self._stop is None and self._hang_detector:
                     self._on_hang(self._hang_detector.silence, everywhere=True)
-                case StopHosts(cause, reason, origin, now):
-                    self._stop_here(cause, reason, origin, now)
+                case Stop():
+                    self._stop_here(decision)
                 case HostLost():
                     self._on_host_lost(decision)
                 case RefuseRun(reason):
-                    self._gone_hosts.append(self._host_failure(FailureKind.REFUSED, 0, reason))
-                    self._stop_here(StopCause.HOST_LOST, reason, None, True)
+                    self._gone_hosts.append(Failure.of(FailureKind.REFUSED, reason))
+                    self._stop_here(Stop(StopCause.HOST_LOST, reason, now=True))
                 case RunOver(result):
                     self._whole = RunResult.from_json(result, self.dir.path)
                     if not self._end_reported:  # stopped before it was host 0's turn
-                        self._stop_here(StopCause.HOST_LOST, "the run is over", None, True)
+                        self._stop_here(Stop(StopCause.HOST_LOST, "the run is over", now=True))
 
     def _tell_runner(self, decision: Message) -> None:
         if self._decisions is not None:
             with contextlib.suppress(OSError):  # `step` notices a dead runner
                 self._decisions.send(decision)
 
-    def _host_failure(self, kind: FailureKind, node_rank: int, reason: str) -> Failure:
-        """The failure of a whole host, or of all of them before anything began."""
-        return Failure(
-            rank=None,
-            pid=None,
-            exitcode=None,
-            signal=None,
-            type="Refused" if kind is FailureKind.REFUSED else "Lost",
-            message=reason,
-            cell=None,
-            line=None,
-            traceback="",
-            time=time.time(),
-            kind=kind,
-            host=None if kind is FailureKind.REFUSED else self.spec.hosts[node_rank],
-        )
-
     def _on_host_lost(self, lost: HostLost) -> None:
-        failure = self._host_failure(FailureKind.HOST_LOST, lost.node_rank, lost.reason)
-        self._gone_hosts.append(replace(failure, time=lost.time))
-        self._stop_here(StopCause.HOST_LOST, lost.reason, None, False)
+        host = self.spec.hosts[lost.node_rank]
+        failure = Failure.of(FailureKind.HOST_LOST, lost.reason, time=lost.time, host=host)
+        self._gone_hosts.append(failure)
+        self._stop_here(Stop(StopCause.HOST_LOST, lost.reason))
 
     def _all_have_ended(self) -> bool:
         """True on one host. On several: report this host's end once; True when all have ended."""
@@ -634,7 +609,7 @@ class Supervision:
             return
         words = "no activity: collecting the stacks of all ranks"
         if self._hosts is not None and not everywhere:  # all hosts collect at the same time
-            self._hosts.say(StopHosts(StopCause.HUNG, words))
+            self._hosts.say(Stop(StopCause.HUNG, words))
         self._emit(Phase(PhaseKind.COLLECTING_STACKS, words))
         self._hang_found = True
         self._collect_stacks(lambda: self._stop_hung(silence), native=True)
@@ -644,21 +619,15 @@ class Supervision:
         where, place = stacks.describe_stacks(self.dir, self.spec, self._attempt, self._ranks)
         timeout = self.spec.hang_timeout
         silent = f"no activity from any rank for {max(timeout, silence // timeout * timeout):g} s"
-        self._hang = Failure(
-            rank=None,
-            pid=None,
-            exitcode=None,
-            signal=None,
-            type="Hang",
-            message=f"{silent} (a line, a metric, a step or a collective):\n{where}\n"
+        self._hang = Failure.of(
+            FailureKind.HANG,
+            f"{silent} (a line, a metric, a step or a collective):\n{where}\n"
             "If nothing was wrong, give the run more time with --hang-timeout.",
             cell=place.cell if place else None,
             line=place.line if place else None,
             traceback=where if self._hosts is not None else "",
-            time=time.time(),
-            kind=FailureKind.HANG,
         )
-        self._stop_here(StopCause.HUNG, silent, None, False)
+        self._stop_here(Stop(StopCause.HUNG, silent))
 
     def _read_last_outputs(self) -> None:
         """Read the rest of the ranks' output: they are gone, so it is complete."""
@@ -679,7 +648,7 @@ class Supervision:
             self._emit(Note(kept))
         result = self._whole or self._result()
         if isinstance(self._hosts, Leader):
-            result = outcome.merge_results(result, self._stop, self._hosts.results())
+            result = outcome.merge_results(result, self._stop, self._stopped, self._hosts.results())
         try:
             self.dir.write_result(result)
         except OSError as error:
@@ -702,6 +671,7 @@ class Supervision:
             ended=time.time(),
             exits=self._exits,
             stop=self._stop,
+            stopped=self._stopped,
             attempt=self._attempt,
             replicate=self._replicate,
             cell=self._cell,
