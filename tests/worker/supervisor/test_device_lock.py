@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -95,3 +96,21 @@ def test_lock_folder_is_private_to_the_user(
     (tmp_path / folder.name).symlink_to(tmp_path)
     with pytest.raises(PermissionError):
         device_lock.lock_folder()
+
+
+def test_suspended_process_holding_the_queue_does_not_block(tmp_path: Path) -> None:
+    first = DeviceLock("chips", run("first"), tmp_path)
+    with open(tmp_path / "chips.lock") as stopped:  # a process stopped with SIGSTOP at this point
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        ours = DeviceLock("chips", run("ours"), tmp_path)
+        cancelled = DeviceLock("chips", run("cancelled"), tmp_path)
+        with pytest.raises(BlockingIOError):
+            ours.holder()
+        cancelled.release()
+        first.release()
+    assert ours.holder() is None
+    late = DeviceLock("chips", run("late"), tmp_path)
+    assert late.holder() == run("ours")
+    late.release()
+    ours.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["chips.lock"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tpunb.runs.protocol import (
 from tpunb.runs.spec import PhaseKind, RunSpec, Stop, StopCause, StopOrigin
 from tpunb.runs.state import request_stop
 from tpunb.utils import files
-from tpunb.worker.supervisor import hosts
+from tpunb.worker.supervisor import device_lock, hosts, main
 from tpunb.worker.supervisor.device_lock import RunDescription
 from tpunb.worker.supervisor.hosts import Hosts, Leader
 from tpunb.worker.supervisor.main import QueuedRun
@@ -55,6 +56,29 @@ def test_queued_run_names_the_run_it_waits_for_once(queued: QueuedRun) -> None:
     assert "first" in phases[0].text
     assert "second" in phases[1].text
     assert not queued.dir.is_running(), "the lock is free for its supervision"
+
+
+def test_queue_locked_by_another_process_does_not_block_the_supervisor(
+    queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
+    monkeypatch.setattr(main, "DEVICE_CHECK", 0.0)
+    monkeypatch.setattr(main, "BUSY_NOTE", 0.2)
+    with open(tmp_path / "chips.lock", "w") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        run = QueuedRun(StartRun(str(queued.dir.path), {}, device="chips"))
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            holder = run.device_holder()
+            assert holder is not None, "it is not known to be its turn"
+            run.wait_for(holder)
+        phases = [event for event in run.dir.read_events() if isinstance(event, Phase)]
+        assert [phase.text for phase in phases] == [
+            f"waits for a process that keeps {tmp_path / 'chips.lock'} locked: end it, or continue "
+            "it if it is stopped"
+        ]
+    assert run.device_holder() is None
+    run.close()
 
 
 def test_stop_of_a_queued_run(queued: QueuedRun) -> None:

@@ -4,7 +4,9 @@ Each process that needs a device takes a ticket: a small numbered file that it k
 as it lives. The lowest locked number has the device. When a process dies, for whatever reason, the
 operating system releases its lock, so no process waits for a dead one.
 
-One more file is locked for the moment in which tickets are taken and read. Standard library only.
+One more file is locked for the moment in which tickets are taken and read. A process that is
+stopped (SIGSTOP) in this moment keeps it, so nothing waits for that lock longer than `PATIENCE`.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from tpunb.utils import records
+
+PATIENCE = 0.1
+"""Seconds to wait for other processes that take or read tickets, which takes them milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -50,38 +56,55 @@ def lock_folder() -> Path:
 class DeviceLock:
     """A place in the queue for a device, from now until `release`.
 
-    `key` names the device; `description` is shown by the runs that wait for this one.
+    `key` names the device; `description` is shown by the runs that wait for this one. If another
+    process keeps the tickets locked, the place is taken by a later `holder`.
     """
 
     def __init__(self, key: str, description: RunDescription, folder: Path | None = None) -> None:
         """Take a ticket. Raises OSError if it cannot be written."""
         self._folder = lock_folder() if folder is None else folder
         self._key = key
+        self._description = description
+        self._ticket: _Ticket | None = None
+        with contextlib.suppress(BlockingIOError):
+            self._take_ticket()
+
+    @property
+    def path(self) -> Path:
+        """The file that is locked while tickets are taken and read."""
+        return self._folder / f"{self._key}.lock"
+
+    def _take_ticket(self) -> _Ticket:
         with self._exclusive():
             number = 1 + max((number for number, _ in self._tickets()), default=0)
-            self._number, self._path = number, self._folder / f"{self._key}.{number}"
-            self._file = _open(self._path, os.O_CREAT)
-            """Locked as long as the ticket is valid."""
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file.write(json.dumps(asdict(description)))
-            self._file.flush()
+            path = self._folder / f"{self._key}.{number}"
+            file = _open(path, os.O_CREAT)
+            self._ticket = _Ticket(number, path, file)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(json.dumps(asdict(self._description)))
+            file.flush()
+        return self._ticket
 
     def holder(self) -> RunDescription | None:
         """The description of the run that has the device; None if it is this one.
 
-        If the tickets were deleted (a cleaner of /tmp), runs no longer wait for each other.
+        If the tickets were deleted (a cleaner of /tmp), runs no longer wait for each other. Raises
+        BlockingIOError if another process keeps the tickets locked: call it again later.
         """
-        with contextlib.suppress(FileNotFoundError), self._exclusive():
-            for number, path in sorted(self._tickets()):
-                if number < self._number and (found := _read_if_locked(path)) is not None:
-                    return found
+        with contextlib.suppress(FileNotFoundError):
+            ticket = self._ticket or self._take_ticket()
+            with self._exclusive():
+                for number, path in sorted(self._tickets()):
+                    if number < ticket.number and (found := _read_if_locked(path)) is not None:
+                        return found
         return None
 
     def release(self) -> None:
         """Give up the device, or the place in the queue."""
-        # A ticket that is not removed is not locked any more: the next process removes it.
-        with self._file, contextlib.suppress(OSError), self._exclusive():
-            self._path.unlink(missing_ok=True)
+        if self._ticket is not None:
+            # A ticket that is not removed is not locked any more: the next process removes it.
+            with self._ticket.file, contextlib.suppress(OSError), self._exclusive():
+                self._ticket.path.unlink(missing_ok=True)
 
     def _tickets(self) -> Iterator[tuple[int, Path]]:
         for path in self._folder.glob(f"{self._key}.*"):
@@ -90,10 +113,26 @@ class DeviceLock:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Keep other processes from taking or reading tickets."""
-        with _open(self._folder / f"{self._key}.lock", os.O_CREAT) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        """Keep other processes from taking or reading tickets. Raises BlockingIOError."""
+        with _open(self.path, os.O_CREAT) as file:
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise
+                time.sleep(0.002)
             yield
+
+
+@dataclass(frozen=True)
+class _Ticket:
+    number: int
+    path: Path
+    file: IO[str]
+    """Locked as long as the ticket is valid."""
 
 
 def _open(path: Path, flags: int = 0) -> IO[str]:

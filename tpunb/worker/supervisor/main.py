@@ -62,6 +62,7 @@ from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.hosts import Hosts, join_hosts
+from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
 from tpunb.worker.supervisor.outcome import RunObservation
 from tpunb.worker.supervisor.supervision import Supervision
@@ -74,6 +75,10 @@ MEMORY_CHECK = 1.0
 """Seconds between two checks whether memory is scarce, during a run."""
 DEVICE_CHECK = 0.2
 """Seconds between two checks whether a device is free."""
+BUSY_NOTE = 5.0
+"""Seconds for which another process keeps the queue for a device locked before it is reported."""
+BUSY = RunDescription("", "", 0.0)
+"""Stands for the run that has the device while the queue cannot be read."""
 
 FORK_SERVER = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
@@ -96,6 +101,7 @@ class QueuedRun:
         self._phase = ""
         self._checked = -DEVICE_CHECK
         self._holder: RunDescription | None = None
+        self._busy_since = float("inf")
         self._device_lock = self._queue_for(order.device)
         self.join: JoinHosts | None = None
         """How this host joins a run on several hosts; None on one host."""
@@ -130,12 +136,19 @@ class QueuedRun:
         return RunDescription(self.dir.id, cores, self._ordered)
 
     def device_holder(self) -> RunDescription | None:
-        """The run that has the device; None if it is this run's turn."""
+        """The run that has the device; None if it is this run's turn.
+
+        BUSY if another process, perhaps a stopped one, keeps the queue for the device locked.
+        """
         now = time.monotonic()
         if self._device_lock is not None and now - self._checked >= DEVICE_CHECK:
             self._checked = now
             try:
                 self._holder = self._device_lock.holder()
+                self._busy_since = float("inf")
+            except BlockingIOError:
+                self._holder = BUSY
+                self._busy_since = min(self._busy_since, now)
             except OSError as error:
                 self._note_no_queue(error)
                 self._device_lock.release()
@@ -148,6 +161,13 @@ class QueuedRun:
             self._lock = self.dir.take_lock()
         since = time.strftime("%H:%M", time.localtime(other.since))
         text = f"waits for run {other.run} ({other.cores}, since {since})"
+        if other is BUSY:
+            if self._device_lock is None or time.monotonic() - self._busy_since < BUSY_NOTE:
+                return
+            text = (
+                f"waits for a process that keeps {self._device_lock.path} locked: end it, or "
+                "continue it if it is stopped"
+            )
         if text != self._phase:
             self._phase = text
             log.info("%s %s", self.dir.id, text)
@@ -243,7 +263,7 @@ class Supervisor:
         self._fork_server_output = tempfile.TemporaryFile()  # noqa: SIM115 (as long as this)
         # For temporary files of its imports (torch makes a folder for code that it may generate):
         # they are removed at a normal exit, which a fork server never has.
-        self._import_files = tempfile.mkdtemp(prefix=protocol.IMPORT_FILES.format(os.getpid()))
+        self._import_files = ImportFiles()
 
     def main_loop(self) -> None:
         """Run until the lifeline closes, and then until nothing is left."""
@@ -548,7 +568,7 @@ class Supervisor:
             os.close(self.reports.fd)
         self.reports = MessageReader(reader)
         with contextlib.suppress(OSError):  # the main loop notices a dead process
-            self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files))
+            self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files.name))
 
     def _finish_run(self) -> None:
         queued, self.run, self.current = self.current, None, None
@@ -597,7 +617,7 @@ class Supervisor:
             self.fork_server.wait()
         for process in processes.descendants(os.getpid()):
             processes.signal_and_continue(process, signal.SIGKILL)
-        shutil.rmtree(self._import_files, ignore_errors=True)
+        self._import_files.cleanup()
 
 
 class SupervisorLog(logging.Handler):
