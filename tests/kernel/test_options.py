@@ -159,31 +159,6 @@ def test_setup_options_that_are_refused(line: str, words: str) -> None:
     assert str(refused.value).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("parser", "old", "name", "value", "new"),
-    [
-        (options.TRAIN, "--fresh", "cold", True, "%%tpu_train --fresh is now --cold"),
-        (options.TRAIN, "--logs 0,2", "ranks", "0,2", "%%tpu_train --logs is now --ranks"),
-        (options.ATTACH, "--logs none", "ranks", "none", "%tpu_attach --logs is now --ranks"),
-        (options.LOGS, "--rank 1", "ranks", "1", "%tpu_logs --rank is now --ranks"),
-        (options.SETUP, "--idle 30", "idle", 1800.0, "--idle 30 means minutes"),
-    ],
-)
-def test_old_names_work_and_name_the_new_one(
-    parser: MagicParser[Any],
-    old: str,
-    name: str,
-    value: object,
-    new: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert getattr(parsed(parser, old), name) == value
-    warning = capsys.readouterr().err
-    assert new in warning
-    assert warning.count("\n") == 1
-    assert f"{old.split()[0]} " not in parser.format_help() or name == "idle"
-
-
 def test_options_stand_in_groups() -> None:
     text = options.TRAIN.format_help()
     heads = [text.index(f"\n{group}:\n") for group in (COMMON, FAILURE, BACKGROUND, ADVANCED)]

@@ -26,7 +26,6 @@ from tpunb.utils.options import (
     parse_count,
     parse_duration,
     parse_rank_list,
-    warn,
 )
 
 _Options = TypeVar("_Options")
@@ -55,10 +54,6 @@ def cores(text: str) -> Cores:
 
 
 def _idle(text: str) -> float:
-    """Parse seconds. A number without a unit means minutes, for one more release."""
-    if text.replace(".", "", 1).isdecimal():
-        warn(f"--idle {text} means minutes now and seconds in the next release: write {text}m")
-        text += "m"
     seconds = parse_duration(text)
     if seconds < 60:
         raise argparse.ArgumentTypeError(f"{text!r} is shorter than a minute")
@@ -120,7 +115,7 @@ def _cores_option(help: str) -> Any:
     return option("--cores", type=cores, metavar="N|all", help=help, group=COMMON)
 
 
-def ranks_option(group: str, old_name: str | None = None) -> Any:
+def ranks_option(group: str) -> Any:
     """Return the option --ranks."""
     return option(
         "--ranks",
@@ -129,7 +124,6 @@ def ranks_option(group: str, old_name: str | None = None) -> Any:
         metavar="all|none|LIST",
         help="show only the lines of these ranks, e.g. 0,3-5 (default: all)",
         group=group,
-        old_name=old_name,
     )
 
 
@@ -260,7 +254,7 @@ class TrainOptions:
         help="set an environment variable for the ranks (repeatable)",
         group=COMMON,
     )
-    ranks: str = ranks_option(COMMON, old_name="--logs")
+    ranks: str = ranks_option(COMMON)
     dry_run: bool = flag(
         "--dry-run", help="show the plan and the script, run nothing", group=COMMON
     )
@@ -333,7 +327,6 @@ class TrainOptions:
         "--cold",
         help="start afresh: without the preloaded torch_xla and without a kept prelude",
         group=ADVANCED,
-        old_name="--fresh",
     )
     replay: bool = flag(
         "--replay",
@@ -400,7 +393,7 @@ class LogsOptions:
     """Options of `%tpu_logs` and `tpunb logs`."""
 
     run: str | None = run_argument("the latest")
-    ranks: str = ranks_option("", old_name="--rank")
+    ranks: str = ranks_option("")
     stream: str | None = option(
         "--stream",
         choices=("stdout", "stderr", "prelude"),
@@ -447,7 +440,7 @@ class AttachOptions:
 
     run: str | None = run_argument("the latest active run")
     out: str | None = _out_option("")
-    ranks: str = ranks_option("", old_name="--logs")
+    ranks: str = ranks_option("")
     no_raise: bool = _no_raise_flag("")
 
 

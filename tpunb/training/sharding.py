@@ -27,7 +27,6 @@ from torch.utils.data import (
 )
 
 from tpunb.training.ranks import rank_and_world
-from tpunb.utils.deprecation import renamed_arguments
 
 Remainder = Literal["pad", "drop", "repeat"]
 REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
@@ -45,7 +44,6 @@ KEPT = (
 """Options that a DataLoader keeps, like its collate_fn, when it is rebuilt with other batches."""
 
 
-@renamed_arguments(rest="remainder")
 def shard(
     data: Any,
     batch_size: int | None = None,
