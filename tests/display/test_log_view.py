@@ -19,6 +19,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.result import Failure, RunResult
 from tpunb.utils.files import write_json
 
+MakeResult = Callable[..., RunResult]
 LEFT_OUT = re.compile(r"^\[[\d,-]+\] … ([\d,]+) lines? not shown; all are in run\.log$", re.M)
 
 
@@ -301,9 +302,7 @@ def test_last_lines_that_were_shown_are_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_a_crashed_prelude_has_last_lines_and_a_failed_one_a_traceback(
-    rank: int | None,
-) -> None:
+def test_a_crashed_prelude_has_last_lines_and_a_failed_one_a_traceback(rank: int | None) -> None:
     for traceback, expected in [
         ("", "last lines of the prelude:\nFatal Python error\n"),
         ("ValueError", ""),
@@ -366,7 +365,7 @@ def test_traceback_filter_keeps_text_of_a_rank_that_has_not_failed(tmp_path: Pat
 
 
 def test_the_end_shows_the_tracebacks_other_than_the_first_failure(
-    tmp_path: Path, make_result: Callable[..., RunResult]
+    tmp_path: Path, make_result: MakeResult
 ) -> None:
     run = RunDir(tmp_path)
     first, other = fail(run, 0), TRACEBACK.replace("line 3", "line 5")
@@ -379,7 +378,7 @@ def test_the_end_shows_the_tracebacks_other_than_the_first_failure(
 
 
 def test_traceback_filter_returns_held_text_at_the_end_of_a_stopped_run(
-    tmp_path: Path, make_result: Callable[..., RunResult]
+    tmp_path: Path, make_result: MakeResult
 ) -> None:
     run = RunDir(tmp_path)
     fail(run, 0)

@@ -23,6 +23,9 @@ from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 pytestmark = pytest.mark.usefixtures("lent")
 
 
+MakeResult = Callable[..., RunResult]
+
+
 class Notebook:
     """A front end that records its messages, with a fake clock."""
 
@@ -55,8 +58,11 @@ class Notebook:
         return [text for _, what, text in self.messages if what == kind]
 
 
+Open = Callable[[Notebook], RunView]
+
+
 @pytest.fixture
-def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Callable[[Notebook], RunView]:
+def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Open:
     def open_it(notebook: Notebook) -> RunView:
         return RunView(
             make_spec(),
@@ -84,9 +90,7 @@ def train(view: RunView, notebook: Notebook, seconds: int = 10) -> None:
     view.show(Ended(RunState.SUCCEEDED))
 
 
-def test_a_run_from_end_to_end(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], tmp_path: Path
-) -> None:
+def test_a_run_from_end_to_end(open_view: Open, make_result: MakeResult, tmp_path: Path) -> None:
     notebook = Notebook()
     view = open_view(notebook)
     train(view, notebook)
@@ -116,7 +120,7 @@ def test_a_run_from_end_to_end(
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_log_flood_keeps_first_lines_and_replaces_the_newest(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], *, batch: bool
+    open_view: Open, make_result: MakeResult, *, batch: bool
 ) -> None:
     notebook = Notebook(batch=batch)
     view = open_view(notebook)
@@ -147,7 +151,7 @@ def test_log_flood_keeps_first_lines_and_replaces_the_newest(
 
 
 def test_log_flood_shows_the_last_lines_at_the_end(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+    open_view: Open, make_result: MakeResult
 ) -> None:
     notebook = Notebook()
     view = open_view(notebook)
@@ -163,7 +167,7 @@ def test_log_flood_shows_the_last_lines_at_the_end(
 
 
 def test_a_run_that_prints_little_has_no_newest_lines(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+    open_view: Open, make_result: MakeResult
 ) -> None:
     notebook = Notebook()
     view = open_view(notebook)
@@ -174,7 +178,7 @@ def test_a_run_that_prints_little_has_no_newest_lines(
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_figures_are_shown_below_the_lines_before_them_once_they_are_here(
-    open_view: Callable[[Notebook], RunView], tmp_path: Path, *, terminal: bool
+    open_view: Open, tmp_path: Path, *, terminal: bool
 ) -> None:
     notebook, run = Notebook(terminal=terminal), RunDir(tmp_path / "digits")
     view = open_view(notebook)
@@ -206,9 +210,7 @@ def test_figures_are_shown_below_the_lines_before_them_once_they_are_here(
         assert notebook.of("figure")[-1] == "2 late"
 
 
-def test_an_unchanged_status_is_not_sent_again(
-    open_view: Callable[[Notebook], RunView],
-) -> None:
+def test_an_unchanged_status_is_not_sent_again(open_view: Open) -> None:
     notebook = Notebook()
     view = open_view(notebook)
     for _ in range(200):
@@ -217,9 +219,7 @@ def test_an_unchanged_status_is_not_sent_again(
     assert len(notebook.messages) == 1
 
 
-def test_a_batch_front_end_gets_few_messages(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
-) -> None:
+def test_a_batch_front_end_gets_few_messages(open_view: Open, make_result: MakeResult) -> None:
     notebook = Notebook(batch=True)
     view = open_view(notebook)
     train(view, notebook)
@@ -229,7 +229,7 @@ def test_a_batch_front_end_gets_few_messages(
 
 
 def test_a_terminal_gets_a_line_when_the_state_changes_and_now_and_then(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+    open_view: Open, make_result: MakeResult
 ) -> None:
     notebook = Notebook(terminal=True)
     view = open_view(notebook)

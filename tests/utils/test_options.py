@@ -68,9 +68,7 @@ def test_of_options_that_exclude_each_other_one_is_taken(
     assert "argument --slow: not allowed with argument --quick" in capsys.readouterr().err
 
 
-def test_a_subcommand_names_the_nearest_of_its_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_subcommand_names_the_nearest_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     main = OptionParser(prog="main")
     add_options(main.add_subparsers().add_parser("send"), Sent)
     assert failed(main, "send", "a", "--foldre=b") == 2

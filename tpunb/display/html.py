@@ -170,7 +170,6 @@ def badges_html(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> str:
 
 
 def _numbered_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
-    """Return a box with the number of each rank."""
     boxes = []
     for name, badge in zip(names, badges, strict=True):
         width = 2 if badge.is_odd else 1
@@ -378,7 +377,6 @@ class FailureDetails:
         return cls(result.failure, cause, fix, text, link, source)
 
     def lines(self) -> list[str]:
-        """Return the details as lines of text."""
         failure = self.failure
         lines = [*number_lines(failure.source, failure.line), *self._places()]
         lines += [f"{label}: {text}" for label, text in self._advice()]
@@ -386,7 +384,6 @@ class FailureDetails:
         return [*lines, *self.traceback.rstrip().splitlines()]
 
     def html(self) -> str:
-        """Return the source lines, cause, fix and folded traceback as HTML."""
         failure, parts = self.failure, []
         if self.link and failure.cell_id is not None:
             href = escape(f"#cell-id={failure.cell_id}", quote=True)
@@ -481,7 +478,6 @@ class Card:
     """Other failures, missing values and how to continue, once the run has ended."""
 
     def html(self) -> str:
-        """Return the card as HTML."""
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
         button = f" · {_BUTTON}{escape(self.stop)}</button>" if self.stop else ""
         rows = [f"<div>{head}{button}</div>"]

@@ -42,8 +42,6 @@ _PREFIX = 8
 
 @dataclass
 class _Source:
-    """One stream of one rank."""
-
     lines: Lines = field(default_factory=Lines)
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     count: int = 0
@@ -80,19 +78,17 @@ class _Source:
         return lines, passed
 
     def rest(self) -> list[str]:
-        """Return the unfinished line as the last one."""
         lines = self.lines.rest()
         self.count += len(lines)
         self.last.extend(lines)
         return lines
 
     def last_lines(self) -> list[str]:
-        """Return the last lines, if any of them may not have been shown."""
         return list(self.last) if self.unseen > max(0, self.count - LAST_LINES) else []
 
 
 @dataclass
-class _Pending:
+class _PendingLines:
     """The newest lines of a rank that have not been shown yet."""
 
     lines: list[str] = field(default_factory=list)
@@ -130,7 +126,7 @@ class LogView:
         self._burst = burst
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._notes: list[str] = []
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingLines] = {}
         self._since: float | None = None
         """Time at which the oldest pending line came; None if no line is pending."""
         self._last: deque[float] = deque(maxlen=burst)
@@ -219,7 +215,7 @@ class LogView:
             self._budget.write_always(self._last_lines(failure))
 
     def _keep(self, rank: int, lines: list[str], passed: int, now: float) -> None:
-        pending = self._pending.setdefault(rank, _Pending())
+        pending = self._pending.setdefault(rank, _PendingLines())
         self._since = now if self._since is None else self._since
         if self._budget.is_limited:
             pending.lines += lines
@@ -352,7 +348,6 @@ class TracebackFilter:
         self._ranks: dict[int, _ExpectedTraceback] = {}
 
     def failure(self, rank: int) -> Failure | None:
-        """Return the failure that a rank has reported, if any."""
         if rank not in self._ranks:
             failure = self._run.read_error(self._attempt, rank)
             if failure is None:

@@ -69,7 +69,7 @@ the card may change once a minute only."""
 _WORDS = {RunState.TIMED_OUT: "stopped at the time-out", RunState.INTERRUPTED: "stopped"}
 
 
-class Status:
+class RunStatus:
     """The state of a run, built up from its events.
 
     `folder`: shown unchanged. `age`: seconds since the run began. `stop`: label of the button.
@@ -124,7 +124,6 @@ class Status:
         """Unfinished lines of each rank, including progress bars."""
 
     def show(self, event: Event) -> None:
-        """Update the status with an event."""
         match event:
             case Phase():
                 self._phase = event
@@ -385,7 +384,6 @@ class Status:
         )
 
     def _lost(self, result: RunResult) -> list[int]:
-        """Return the ranks of lost hosts."""
         lost = {each.host for each in result.failures if each.kind is FailureKind.HOST_LOST}
         hosts = [number for number, host in enumerate(self._spec.hosts) if host in lost]
         return [rank for number in hosts for rank in self._spec.ranks_on(number)]

@@ -28,7 +28,7 @@ from tpunb.kernel.settings import PlainNames
 from tpunb.kernel.taken import Taken, take
 from tpunb.machine import environment, prices
 from tpunb.machine.auto_stop import TpuVm
-from tpunb.machine.environment import Change, SpmdEnvironment
+from tpunb.machine.environment import EnvChange, SpmdEnvironment
 from tpunb.machine.machine import Machine
 from tpunb.notebook.capture.capture import capture
 from tpunb.notebook.capture.history import History
@@ -217,7 +217,7 @@ class RunRequest:
     """The environment if one process drives all cores; None: one process for each core."""
     env: Mapping[str, str]
     """The ranks' environment."""
-    changes: tuple[Change, ...]
+    changes: tuple[EnvChange, ...]
     """Differences between the ranks' environment and the kernel's."""
     shown_ranks: frozenset[int]
     """The ranks whose lines the cell shows."""
@@ -342,7 +342,7 @@ def make_request(
         raise UsageError(f"{options.written('returns')} {refusal}")
     asked, hosts = dict(options.env), 1 if target is None else len(target.hosts)
     env: dict[str, str] = dict(asked)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[EnvChange, ...] = ()
     if target is None:
         env = environment.run_environment(kernel, here.device, asked, here)
         changes = tuple(environment.environment_changes(kernel, here.device, here))

@@ -60,8 +60,6 @@ _OTHER_PLATFORMS = {
 
 @dataclass(frozen=True)
 class TpuVm:
-    """A TPU VM of one host."""
-
     name: str
     zone: str
     project: str
@@ -193,7 +191,6 @@ class StopStatus:
 
     @property
     def ended(self) -> bool:
-        """True if the watcher has ended."""
         return self.phase not in (StopPhase.WAITING, StopPhase.COUNTING)
 
     def describe(self, vm: TpuVm) -> str:
@@ -212,8 +209,6 @@ class StopStatus:
 
 @dataclass(frozen=True)
 class StopOrder:
-    """The order to stop a machine, and its conditions."""
-
     vm: TpuVm
     runs: str
     """The folder of runs: while any of them is active, the machine is not stopped."""

@@ -29,8 +29,6 @@ Lock = Literal["absent", "free", "held", "forbidden"]
 
 @dataclass(frozen=True)
 class TpuUser:
-    """A process that uses the TPU."""
-
     pid: int
     kind: Kind
     user: str
@@ -171,7 +169,6 @@ def _lockers(path: Path) -> list[int]:
 
 
 def _ancestors(pid: int) -> set[int]:
-    """A process and its ancestors."""
     found = set()
     while pid > 0 and pid not in found:
         found.add(pid)

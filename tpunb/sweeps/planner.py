@@ -47,14 +47,12 @@ class Listed:
         self.total = len(trials)
 
     def propose(self, known: Mapping[int, Trial]) -> Trial | None:
-        """Return the first trial without a record."""
         for number, parameters in enumerate(self._trials):
             if number not in known:
                 return Trial(number, parameters)
         return None
 
     def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
-        """Return False: no trial is pruned."""
         return False
 
     def tell(self, trial: Trial) -> None:
@@ -71,7 +69,7 @@ class _Attempt:
     values: dict[int, float] = field(default_factory=dict)
 
 
-class Search:
+class OptunaPlanner:
     """A planner with Optuna's ask and tell; Optuna's journal file is in the sweep's folder.
 
     Trials have the same numbers in both. Raises MissingPackageError without Optuna.

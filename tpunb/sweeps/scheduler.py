@@ -45,8 +45,6 @@ _LEFT = 40.0
 
 @dataclass
 class _Slot:
-    """A slot for one running trial."""
-
     number: int
     worker: Worker | None = None
     trial: Trial | None = None

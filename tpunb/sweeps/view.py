@@ -42,7 +42,6 @@ class SweepView:
         pass
 
     def show(self, trials: Mapping[int, Trial]) -> None:
-        """Show the current state of the trials."""
         self.table = replace(self.table, trials=dict(trials))
 
     def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
@@ -56,7 +55,6 @@ class SweepView:
 
     @property
     def stopped(self) -> str:
-        """The message for a stopped sweep: how to continue it."""
         how = " without --again (again=True)" if self.table.spec.again else ""
         return f"stopped; run it again{how} to continue"
 
@@ -138,7 +136,7 @@ class _Terminal(SweepView):
             print(self.stopped)
 
 
-class _Lines(SweepView):
+class _LineView(SweepView):
     """View for files and pipes: a line for each trial that ends, and the table at the end."""
 
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
@@ -189,7 +187,7 @@ def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
         return _Notebook(table, notes, front)
     if sys.stdout.isatty():
         return _Terminal(table, notes)
-    return _Lines(table, notes)
+    return _LineView(table, notes)
 
 
 def _execution_count() -> int:

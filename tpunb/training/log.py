@@ -94,8 +94,6 @@ def flush_metrics(sync: bool = True, timeout: float | None = None) -> None:
 
 @dataclass
 class Record:
-    """One call of `log`."""
-
     time: float
     step: int | None
     values: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +103,6 @@ class Record:
     """The reductions of metrics that are not reduced to their mean."""
 
     def add(self, name: str, value: Any) -> None:
-        """Check a value and keep it."""
         if is_a(value, "torch", "Tensor"):
             if value.numel() != 1:
                 raise ValueError(
@@ -187,7 +184,6 @@ class MetricsWriter(ABC):
                 self.deliver(records)
 
     def flush(self, sync: bool, timeout: float | None) -> None:
-        """See `flush_metrics`."""
         if self._waiting and sync:
             sys.modules["torch_xla"].sync()
         with self._order:
@@ -251,7 +247,6 @@ class FileWriter(MetricsWriter):
         self._retry = 0.0
 
     def add(self, record: Record) -> None:
-        """Take a record, and count it as activity of this rank."""
         heartbeat.note_activity()
         super().add(record)
 
@@ -335,7 +330,6 @@ _reported: set[str] = set()
 
 
 def _writer() -> MetricsWriter:
-    """The writer of this process."""
     global _current_writer
     if _current_writer is None:
         if (this := rank_of_run()) is not None:

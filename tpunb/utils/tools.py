@@ -108,7 +108,7 @@ def call(
 
     Raises ToolError if it cannot be called, fails, or exceeds a limit, and StoppedError.
     """
-    call = _Call(shown or shlex.join(command), start(command, given=given, **options), most)
+    call = _ToolCall(shown or shlex.join(command), start(command, given=given, **options), most)
     try:
         call.run(given or b"", timeout, cancelled)
     finally:
@@ -145,9 +145,7 @@ def start(
         ) from None
 
 
-class _Call:
-    """A tool that is running."""
-
+class _ToolCall:
     def __init__(self, shown: str, process: subprocess.Popen[bytes], most: int) -> None:
         self.shown = shown
         self.process = process
@@ -221,7 +219,6 @@ class _Call:
         return quote(plain(bytes(first[: 4 * _QUOTED]).decode("utf-8", "replace")))
 
     def end(self, gentle: float) -> None:
-        """End it if it has not ended, with the processes that it has started."""
         process = self.process
         if process.poll() is None:
             if gentle:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
 
 _MOST = 64
 """Maximal number of members of a list or tuple that are described."""
@@ -36,7 +36,7 @@ class Op(NamedTuple):
     """A call of one of torch's functions with a tensor on the XLA device."""
 
     name: str
-    place: Place | None
+    place: SourceLine | None
     """The innermost line of the notebook that led to the call, if any."""
     optimizer: bool
     """True if an optimizer's step made the call."""
@@ -45,7 +45,7 @@ class Op(NamedTuple):
     result: object
 
     @property
-    def key(self) -> tuple[str, Place | None]:
+    def key(self) -> tuple[str, SourceLine | None]:
         """Identifies the call without its arguments."""
         return self.name, self.place
 
@@ -146,7 +146,7 @@ class Cause:
     """
 
     kind: Kind
-    place: Place | None = None
+    place: SourceLine | None = None
     op: str = ""
     now: str = ""
     before: str = ""

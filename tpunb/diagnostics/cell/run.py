@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.diagnostics.cell.frames import StepsDone
 from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
-from tpunb.diagnostics.cell.report import Report, ReportBuilder
+from tpunb.diagnostics.cell.report import DebugReport, ReportBuilder
 from tpunb.notebook.errors import ConversionError
 from tpunb.runs import directory, ownership
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
@@ -47,10 +47,8 @@ def switched_spmd_on() -> bool:
 
 
 @dataclass(frozen=True)
-class DebugOptions:
-    """The options of `%%tpu_debug`."""
-
-    report: Callable[[Report], object] | None = None
+class DebugSettings:
+    report: Callable[[DebugReport], object] | None = None
     """Shows the report; None for no report."""
     steps: int | None = None
     """Stop after this many steps of the training loop."""
@@ -62,7 +60,7 @@ class DebugOptions:
     """Write an xprof trace into this folder."""
 
 
-def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = None) -> Any:
+def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None = None) -> Any:
     """Run a cell's source in the notebook's namespace; launchers call their function in the kernel.
 
     Returns the value of the last expression. Tracebacks show the lines of the notebook and of
@@ -77,7 +75,7 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
             error.name, "%%tpu_debug", f"`{INSTALL_XLA}` installs a matching pair"
         ) from error
     global _spmd
-    options = options or DebugOptions()
+    options = options or DebugSettings()
     body, last = _compile(shell, cell)
     before = spmd.is_on(os.environ)
     no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
@@ -107,14 +105,14 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
 
 
 @contextlib.contextmanager
-def _reporting(shell: InteractiveShell, options: DebugOptions) -> Iterator[None]:
+def _reporting(shell: InteractiveShell, options: DebugSettings) -> Iterator[None]:
     """Context in which the cell is recorded; shows the requested report at its end, also after an
     exception.
     """
     if options.report is None and options.steps is None:
         yield
         return
-    report: Callable[[], Report | None] | None = None
+    report: Callable[[], DebugReport | None] | None = None
     good = False
     try:
         with watching(shell, steps=options.steps, nan=options.nan) as report:
@@ -190,7 +188,7 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
 @contextlib.contextmanager
 def watching(
     shell: InteractiveShell, *, steps: int | None = None, nan: bool = False
-) -> Iterator[Callable[[], Report | None]]:
+) -> Iterator[Callable[[], DebugReport | None]]:
     """Context in which the cell is recorded. Yields a function that returns the report afterwards.
 
     Recording starts when torch_xla is imported, possibly by the cell itself.

@@ -7,7 +7,7 @@ from tpunb.diagnostics.failure.evidence import LoggedException
 from tpunb.diagnostics.failure.facts import Facts
 from tpunb.diagnostics.failure.log import Log
 from tpunb.diagnostics.failure.origin import Origin, native_library, to_search_for, version_of
-from tpunb.diagnostics.failure.rules import Rule, named_in
+from tpunb.diagnostics.failure.rules import FailureRule, named_in
 from tpunb.runs.result import Diagnosis, Evidence
 
 UNEXPLAINED = "unexplained"
@@ -19,7 +19,7 @@ _OWN = "the packages that it needs"
 
 
 def texts(
-    rule: Rule, error: LoggedException | None, log: Log, facts: Facts
+    rule: FailureRule, error: LoggedException | None, log: Log, facts: Facts
 ) -> tuple[str, tuple[str, ...]]:
     """Return the cause and the steps of the fix for a rule; `error`: in which it matched."""
     message = log.body(error.line) if error is not None else ""

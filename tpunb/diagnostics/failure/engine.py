@@ -11,7 +11,7 @@ from tpunb.diagnostics.failure.evidence import PossibleReasons
 from tpunb.diagnostics.failure.facts import Facts, exit_name
 from tpunb.diagnostics.failure.log import LinePattern, Log
 from tpunb.diagnostics.failure.origin import Origin
-from tpunb.diagnostics.failure.rules import Line, Rule, Sign, named_in, rules
+from tpunb.diagnostics.failure.rules import FailureRule, Line, Sign, named_in, rules
 from tpunb.runs.result import Causes, Diagnosis, Evidence
 from tpunb.runs.spec import RunState
 
@@ -36,7 +36,7 @@ def diagnose(
     returncode: int | None = None,
     *,
     facts: Facts | None = None,
-    table: Sequence[Rule] | None = None,
+    table: Sequence[FailureRule] | None = None,
 ) -> list[Diagnosis]:
     """Return the known causes for which a log contains evidence, the most likely first.
 
@@ -89,7 +89,7 @@ def unexplained(
 
 @dataclass(frozen=True)
 class _Match:
-    rule: Rule
+    rule: FailureRule
     confidence: float
     lines: tuple[int, ...]
     first: int
@@ -123,8 +123,7 @@ class _Seen:
             self.exits or self.reasons.exceptions or self.reasons.fatal
         )
 
-    def matches(self, table: Sequence[Rule]) -> list[_Match]:
-        """Return all rules that hold."""
+    def matches(self, table: Sequence[FailureRule]) -> list[_Match]:
         found = [match for rule in table if (match := self.match(rule)) is not None]
         explained = {number for match in found for number in match.lines}
         if self.reasons.unexplained(explained) and not self.all_by_signal:
@@ -132,7 +131,7 @@ class _Seen:
             found = [match for match in found if match.rule.kind != "symptom" or match.crash]
         return found
 
-    def match(self, rule: Rule) -> _Match | None:
+    def match(self, rule: FailureRule) -> _Match | None:
         """Return the rule with all its evidence; None if there is none."""
         if rule.kind == "slow" and self.ended_by_itself:
             return None

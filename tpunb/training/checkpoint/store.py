@@ -61,7 +61,6 @@ class StoredCheckpoint:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose parts do not exist."""
         return sorted(set(range(self.ranks or 1)) - set(self.names))
 
     def may_become_whole(self, reached: Mapping[int, int]) -> bool:
