@@ -323,9 +323,11 @@ def _file_system(url: str) -> tuple[Any, str]:
     if url.startswith(_WEB):
         import aiohttp
 
-        limits = {"total": None, "sock_connect": READ_TIMEOUT, "sock_read": READ_TIMEOUT}
+        limits = aiohttp.ClientTimeout(
+            total=None, sock_connect=READ_TIMEOUT, sock_read=READ_TIMEOUT
+        )
         # trust_env: use proxies. identity: compressed responses have no ranges.
-        options["client_kwargs"] = {"trust_env": True, "timeout": aiohttp.ClientTimeout(**limits)}
+        options["client_kwargs"] = {"trust_env": True, "timeout": limits}
         options["headers"] = {"Accept-Encoding": "identity"}
     try:
         system, path = url_to_fs(url, **options)

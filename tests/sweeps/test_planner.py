@@ -11,7 +11,7 @@ import pytest
 
 from tpunb.errors import MissingPackageError
 from tpunb.sweeps.folder import SweepDir, SweepKind, SweepSpec, Trial, TrialState
-from tpunb.sweeps.planner import OptunaPlanner, open_journal, tell_ended
+from tpunb.sweeps.planner import OptunaPlanner, open_journal
 from tpunb.sweeps.space import Choice, Range
 
 SPACE = {"lr": Range(1e-5, 1e-1, True), "depth": Range(1, 8), "name": Choice(("a", "b"))}
@@ -65,7 +65,8 @@ def test_a_killed_search_continues(folder: SweepDir) -> None:
         folder.write_trial(trial)
 
     planner = search(folder)
-    tell_ended(planner, known)
+    for trial in known.values():
+        planner.tell(trial)
     assert planner.study.best_value == 8.0
     assert planner.propose(known) == unbegun
     known[4] = replace(unbegun, state=TrialState.FAILED, error="ValueError: no")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from tpunb.display import progress
 from tpunb.display.chart import SMALL, chart_image, steps_image
 from tpunb.display.html import (
+    MAX_LINE,
     STOP,
     STOP_NOW,
     Card,
@@ -16,7 +17,6 @@ from tpunb.display.html import (
     FailureDetails,
     RankBadge,
     Sparkline,
-    clip,
     describe_badges,
     describe_some_chips,
     rank_badges,
@@ -42,7 +42,7 @@ from tpunb.runs.events import (
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils.terminal import Style, join, paint
-from tpunb.utils.text import duration, fold
+from tpunb.utils.text import duration, excerpt, fold
 
 MOST_METRICS = 6
 MOST_UNFINISHED = 8
@@ -337,7 +337,8 @@ class RunStatus:
                     others.setdefault(rank, []).append(line)
                 else:
                     read.setdefault(rank, []).append(bar)
-        folded = [clip(f"[{self._spec.name_ranks(ranks)}] {text}") for text, ranks in fold(others)]
+        named = (f"[{self._spec.name_ranks(ranks)}] {text}" for text, ranks in fold(others))
+        folded = [excerpt(line, MAX_LINE) for line in named]
         left_out = len(folded) - MOST_UNFINISHED
         if left_out > 0:
             folded[-left_out:] = [f"… and {left_out} more"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -191,15 +190,3 @@ def _distribution(optuna: Any, values: Any) -> Any:
             return kinds.CategoricalDistribution(values.values)
     kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
     return kind(values.low, values.high, log=values.log)
-
-
-def tell_ended(planner: Planner, known: Mapping[int, Trial]) -> None:
-    """Tell the planner about ended trials, in case a crash came before that."""
-    for trial in known.values():
-        if trial.state.over:
-            planner.tell(trial)
-
-
-def take(trials: Iterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Return the first `count` trials, or all if there are fewer."""
-    return list(itertools.islice(trials, count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tpunb.runs import listing
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
 from tpunb.sweeps.folder import SweepDir, SweepKind, SweepSpec, Trial
-from tpunb.sweeps.planner import Listed, OptunaPlanner, Planner, take
+from tpunb.sweeps.planner import Listed, OptunaPlanner, Planner
 from tpunb.sweeps.scheduler import Scheduler
 from tpunb.sweeps.space import Choice, Range
 from tpunb.sweeps.table import SweepTable
@@ -124,7 +125,9 @@ class SweepOrder:
         if self.trials is not None:
             return Listed(self.trials)
         if self.random is not None:
-            return Listed(take(spaces.random_trials(self.space, spec.digest()), self.random))
+            return Listed(
+                list(islice(spaces.random_trials(self.space, spec.digest()), self.random))
+            )
         return Listed(spaces.grid_trials(self.space))
 
 

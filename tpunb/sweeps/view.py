@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -21,7 +21,7 @@ _ROWS_LEFT = 5
 """Lines of a terminal besides the trials: headline, column names, number of other rows, news."""
 
 
-class SweepView:
+class SweepView(AbstractContextManager["SweepView"]):
     """Base class of the three views of a sweep's trials."""
 
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
@@ -30,15 +30,7 @@ class SweepView:
         self.news = ""
         """What the sweep is doing, if it does more than run trials."""
 
-    def __enter__(self) -> SweepView:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *about: Any) -> None:
         pass
 
     def show(self, trials: Mapping[int, Trial]) -> None:

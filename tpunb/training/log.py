@@ -197,7 +197,11 @@ class MetricsWriter(ABC):
 
 
 class ConsoleWriter(MetricsWriter):
-    """Prints a line for each record; used outside a run."""
+    """Prints a line for each record; used outside a run, under torchrun in rank 0 only."""
+
+    def add(self, record: Record) -> None:
+        if is_first():
+            super().add(record)
 
     def deliver(self, records: list[Record]) -> None:
         for record in records:
@@ -206,16 +210,6 @@ class ConsoleWriter(MetricsWriter):
             values = [f"{name} {_number(value)}" for name, value in record.values.items()]
             print(" · ".join(step + values), flush=True)
             _call_back(record)
-
-
-class NullWriter(MetricsWriter):
-    """Drops all records; used under torchrun, outside a run, in ranks other than 0."""
-
-    def add(self, record: Record) -> None:
-        """Drop the record: rank 0 prints for all ranks."""
-
-    def deliver(self, records: list[Record]) -> None:
-        """Never called, because `add` keeps no record."""
 
 
 class FileWriter(MetricsWriter):
@@ -337,7 +331,7 @@ def _writer() -> MetricsWriter:
             # For a rank that fails: nothing else flushes then.
             atexit.register(flush_metrics, sync=False, timeout=5.0)
         else:
-            _current_writer = ConsoleWriter() if is_first() else NullWriter()
+            _current_writer = ConsoleWriter()
     return _current_writer
 
 

@@ -9,8 +9,9 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -163,16 +164,8 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
     shows all frames.
     """
     here = str(Path(__file__).parents[2])
-    frames: list[TracebackType] = []
-    tb = error.__traceback__
-    while tb is not None:
-        if frames or tb.tb_frame.f_code.co_filename == filename:
-            frames.append(tb)
-        tb = tb.tb_next
-    shown = None
-    for frame in reversed(frames):
-        if not frame.tb_frame.f_code.co_filename.startswith(here):
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    frames = list(dropwhile(lambda frame: _file(frame) != filename, _frames(error)))
+    shown = _joined(frame for frame in frames if not _file(frame).startswith(here))
     if shown is None or hasattr(type(error), "_render_traceback_"):
         return
 
@@ -183,6 +176,24 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
         return lines
 
     error.__dict__["_render_traceback_"] = render  # also where the class forbids attributes
+
+
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _file(frame: TracebackType) -> str:
+    return frame.tb_frame.f_code.co_filename
+
+
+def _joined(frames: Iterable[TracebackType]) -> TracebackType | None:
+    joined = None
+    for frame in reversed(list(frames)):
+        joined = TracebackType(joined, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return joined
 
 
 @contextlib.contextmanager
@@ -232,17 +243,7 @@ def open_debugger(shell: InteractiveShell, error: BaseException, files: Containe
     `files`: the names under which the notebook's cells were compiled. Prints a message if the
     front end does not support input.
     """
-    frames: list[TracebackType] = []
-    tb = error.__traceback__
-    while tb is not None:
-        frames.append(tb)
-        tb = tb.tb_next
-    while frames and frames[-1].tb_frame.f_code.co_filename not in files:
-        frames.pop()
-    shown = None
-    for frame in reversed(frames):
-        if frame.tb_frame.f_code.co_filename in files:
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    shown = _joined(frame for frame in _frames(error) if _file(frame) in files)
     if shown is None:
         return
     print(f"{type(error).__name__}: {error}")

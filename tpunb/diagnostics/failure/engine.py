@@ -14,6 +14,7 @@ from tpunb.diagnostics.failure.origin import Origin
 from tpunb.diagnostics.failure.rules import FailureRule, Line, Sign, named_in, rules
 from tpunb.runs.result import Causes, Diagnosis, Evidence
 from tpunb.runs.spec import RunState
+from tpunb.utils.text import excerpt
 
 _MOST = 5
 """Maximal number of causes in an answer."""
@@ -225,11 +226,7 @@ def _evidence(numbers: Sequence[int], log: Log) -> list[Evidence]:
         rank = log.rank(number)
         if rank is not None and rank not in ranks[line]:
             ranks[line].append(rank)
-    return [Evidence(_shortened(line), tuple(sorted(ranks[line])), cells[line]) for line in ranks]
-
-
-def _shortened(line: str, most: int = 400) -> str:
-    return line if len(line) <= most else line[: most - 2] + " …"
+    return [Evidence(excerpt(line, 400), tuple(sorted(ranks[line])), cells[line]) for line in ranks]
 
 
 def _rank(matches: Sequence[_Match], seen: _Seen) -> list[Diagnosis]:
@@ -330,9 +327,9 @@ def most_relevant_lines(text: str, most: int = 8) -> list[str]:
     # The highest weights; among equals the first line, which is closest to the cause.
     best = sorted(weights.items(), key=lambda item: (-item[1][0], item[1][1]))[:most]
     if best:
-        return [_shortened(line, 300) for line, _ in sorted(best, key=lambda item: item[1][1])]
+        return [excerpt(line, 300) for line, _ in sorted(best, key=lambda item: item[1][1])]
     last = [line.strip() for line in log.lines[start:] if line.strip()]
-    return [_shortened(line, 300) for line in last[-most:]]
+    return [excerpt(line, 300) for line in last[-most:]]
 
 
 def _weight(line: str) -> int:
