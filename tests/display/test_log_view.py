@@ -189,16 +189,6 @@ def test_a_slow_rank_is_shown_at_once_and_fast_ones_at_most_ten_times_a_second()
     assert shown.text == "".join(f"[0] step {number}\n" for number in range(200))
 
 
-def test_a_batch_front_end_gets_few_messages() -> None:
-    shown = Shown(interval=2.0)
-    for number in range(200):
-        shown.feed(0, f"step {number}\n")
-        shown.wait(0.05)
-    shown.finish()
-    assert len(shown.writes) <= 7
-    assert shown.text == "".join(f"[0] step {number}\n" for number in range(200))
-
-
 def test_lines_that_fit_into_a_second_are_never_left_out() -> None:
     shown = Shown()
     size = (RATE - RESERVE) // 2

@@ -102,6 +102,7 @@ def test_a_run_from_end_to_end(open_view: Open, make_result: MakeResult, tmp_pat
     assert [line for line in text.splitlines() if " step " in line] == [
         f"[0-3] step {step}" for step in range(200)
     ]
+    assert notebook.of("newest") == []
     kinds = [kind for _, kind, _ in notebook.messages]
     assert kinds[0] == "status"
     assert kinds[-1] == "status"
@@ -164,16 +165,6 @@ def test_log_flood_shows_the_last_lines_at_the_end(
     assert "last" not in notebook.of("newest")[-1].splitlines()
     view.finish(make_result())
     assert notebook.of("newest")[-1].endswith("\n[0] last")
-
-
-def test_a_run_that_prints_little_has_no_newest_lines(
-    open_view: Open, make_result: MakeResult
-) -> None:
-    notebook = Notebook()
-    view = open_view(notebook)
-    train(view, notebook)
-    view.finish(make_result())
-    assert notebook.of("newest") == []
 
 
 @pytest.mark.parametrize("terminal", [False, True])

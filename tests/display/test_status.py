@@ -134,10 +134,6 @@ def test_the_status_of_an_active_run(make: Make, events: list[Event], expected: 
     assert re.sub(r"\d\d:\d\d:\d\d$", "T", text) == f"{expected} · {PLACE} · updated T"
 
 
-def test_a_tpu_is_called_by_its_name(make: Make) -> None:
-    assert make(device="TPU", world_size=8).content() == ("starting", "TPU", "0 s")
-
-
 def test_the_place_is_named(make: Make, make_result: MakeResult) -> None:
     status = make(STARTED, hosts=("h0", "h1"), place="pod")
     assert status.line().startswith("starting · 4 of 4 ranks on pod · rehearsal on CPU")
@@ -161,8 +157,9 @@ def test_many_ranks_of_hosts_with_long_names_are_not_cut() -> None:
     )
 
 
-def test_one_rank_is_not_called_ranks(make: Make) -> None:
-    assert make(RanksStarted(0, (1,)), world_size=1).state() == ("starting", "1 of 1 rank")
+def test_one_rank_on_a_tpu(make: Make) -> None:
+    status = make(RanksStarted(0, (1,)), world_size=1, device="TPU")
+    assert status.content() == ("starting", "1 of 1 rank", "TPU", "0 s")
 
 
 def test_state_ignores_changes_of_time_and_numbers(make: Make, clock: Clock) -> None:
