@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from tests.drivers.kernel import PATIENCE, start_kernel, stop_kernel
+from tests.drivers.kernel import PATIENCE
 from tpunb.display.front_end import FrontEnd, current_front_end
 from tpunb.display.output_budget import FIRST, NEWEST, ROOM
 from tpunb.display.run_view import RunView
@@ -282,33 +280,9 @@ view.finish(RunResult("succeeded", "digits", 2, "CPU", 0.0, 1.5, Path("runs/id")
 """
 
 
-def test_in_a_kernel_the_status_is_one_output_that_is_replaced(tmp_path: Path) -> None:
-    manager, client = start_kernel(KernelManager, cwd=str(tmp_path))
-    try:
-        messages: list[dict[str, Any]] = []
-        reply = client.execute_interactive(CELL, output_hook=messages.append, timeout=PATIENCE)
-    finally:
-        stop_kernel(manager, client, now=True)
-    assert reply["content"]["status"] == "ok"
-    shown = [m["content"] for m in messages if m["msg_type"] == "display_data"]
-    updates = [m["content"] for m in messages if m["msg_type"] == "update_display_data"]
-    assert len(shown) == 1
-    assert len(updates) >= 2
-    ids = {content["transient"]["display_id"] for content in [*shown, *updates]}
-    assert len(ids) == 1
-    assert "<b>training</b>" in shown[0]["data"]["text/html"]
-    assert "<b>succeeded</b>" in updates[-1]["data"]["text/html"]
-    assert " · step " in updates[-1]["data"]["text/plain"]
-
-    text = "".join(m["content"]["text"] for m in messages if m["msg_type"] == "stream")
-    assert text.startswith("[0-1] step 0\n[0-1] step 1\n")
-    assert "\r" not in text
-    assert messages[1]["msg_type"] in ("display_data", "execute_input")
-    kinds = [m["msg_type"] for m in messages]
-    assert kinds.index("display_data") < kinds.index("stream")
-
-
-def test_a_saved_notebook_holds_one_status_and_few_streams(tmp_path: Path) -> None:
+def test_in_a_kernel_the_status_is_one_output_above_the_lines(
+    tmp_path: Path,
+) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     NotebookClient(
         notebook,
@@ -320,8 +294,13 @@ def test_a_saved_notebook_holds_one_status_and_few_streams(tmp_path: Path) -> No
     displays = [output for output in outputs if output.output_type == "display_data"]
     streams = [output for output in outputs if output.output_type == "stream"]
     assert len(displays) == 1
+    assert outputs[0] is displays[0]
+    assert "<b>succeeded</b>" in displays[0].data["text/html"]
     assert displays[0].data["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU · 1 s")
     assert 1 <= len(streams) <= 3
     assert {output.name for output in streams} == {"stdout"}
     assert len(outputs) == len(displays) + len(streams)
-    assert "".join(output.text for output in streams).count("[0-1] step ") >= 5
+    text = "".join(output.text for output in streams)
+    assert text.startswith("[0-1] step 0\n[0-1] step 1\n")
+    assert text.count("[0-1] step ") >= 5
+    assert "\r" not in text
