@@ -42,9 +42,12 @@ from tpunb.utils.files import write_json
 from tpunb.utils.tools import ToolError, ToolProblem
 
 T = TypeVar("T")
-COUNTDOWN = 60.0  # seconds of warning, in which the user can cancel
-INTERVAL = 1.0  # seconds between two checks of the watcher
-TRIES = 3  # attempts to stop the machine with gcloud
+COUNTDOWN = 60.0
+"""Seconds of warning, in which the user can cancel."""
+INTERVAL = 1.0
+"""Seconds between two checks of the watcher."""
+TRIES = 3
+"""Attempts to stop the machine with gcloud."""
 KEEP = "Keep it: %tpu_setup --keep-running (in a terminal: tpunb keep)"
 _OTHER_PLATFORMS = {
     "kaggle": "a Kaggle session, which costs quota: «Stop session» ends it; a batch run ends by "

@@ -139,8 +139,9 @@ class Scheduler:
                 trial.state is TrialState.FAILED and tries_left
             ):
                 self._order.append(trial.number)
+        waiting = set(self._order)
         for trial in self.trials.values():
-            if trial.state.over and trial.number not in self._order:
+            if trial.state.over and trial.number not in waiting:
                 self.planner.tell(trial)  # again, in case a crash came before that
 
     def runs_left(self) -> int:
