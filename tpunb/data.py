@@ -216,12 +216,11 @@ def _need_room(folder: Path, count: int, what: str) -> None:
 
 def _refuse_taken(folder: Path, names: Iterable[str]) -> None:
     """Raise DataError if the path of one of the files is taken."""
-    paths = {name: folder / name for name in names}
-    taken = [
-        name
-        for name, path in paths.items()
-        if os.path.lexists(path) or any(map(Path.is_file, path.parents))
-    ]
+
+    def is_taken(path: Path) -> bool:
+        return os.path.lexists(path) or any(map(Path.is_file, path.parents))
+
+    taken = [name for name in names if is_taken(folder / name)]
     fix = "overwritten: move them away, or name another folder with --to"
     _refuse_overwriting(str(folder), taken, fix)
 
