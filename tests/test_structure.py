@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 OTHERS_TEXT = {
     "diagnostics/failure": "logs of any program",
-    "runs/older.py": "result.json of releases that had sentences only",
     "utils/memory.py": "the kernel's log and cgroup files",
     "utils/processes.py": "/proc",
     "worker/cells.py": "Python's own SyntaxError",
@@ -80,14 +78,12 @@ def _resolves(dotted: str) -> bool:
             found: object = importlib.import_module(".".join(parts[:count]))
         except ModuleNotFoundError:
             continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # messages may name what was renamed
-            for name in parts[count:]:
-                if not hasattr(found, name):
-                    return False
-                if name == "last_run":  # None until there is one
-                    return True
-                found = getattr(found, name)
+        for name in parts[count:]:
+            if not hasattr(found, name):
+                return False
+            if name == "last_run":  # None until there is one
+                return True
+            found = getattr(found, name)
         return True
     return False
 

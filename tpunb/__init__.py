@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tpunb.utils.deprecation import warn_renamed
 from tpunb.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -72,17 +71,10 @@ _MODULES = {
 _PACKAGES = ("errors", "training")
 """The other public modules."""
 
-_RENAMED = {"compare": "scaling"}
-"""Old names and their new ones; the old ones work for one more release, with a warning."""
-
 
 def __getattr__(name: str) -> Any:
     if name == "last_run":  # changes with each run, so it is not cached
         return importlib.import_module("tpunb.runs.last_run").result
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        warn_renamed(f"tpunb.{name}", f"tpunb.{new}")
-        name = new
     if name in _PACKAGES:
         return importlib.import_module(f"tpunb.{name}")
     if name not in _MODULES:

@@ -57,8 +57,7 @@ PAUSE = 1.0
 READ_TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as lost."""
 _WEB = ("http://", "https://")
-_BUSY = (429, 500, 502, 503, 504)
-"""HTTP status codes of temporary errors."""
+_BUSY = (429, 500, 502, 503, 504)  # HTTP status codes of temporary errors
 _VERSION = "generation ETag etag md5Hash LastModified Last-Modified mtime created".split()
 """Fields of fsspec's file infos that change with the content."""
 _NETWORK = ("aiohttp", "asyncio", "botocore", "requests", "urllib3")
@@ -109,9 +108,9 @@ def run(options: DataOptions, say: Say) -> None:
             to = Path(options.to).expanduser() if options.to else None
             download(options.source, to, say, unpack=not options.no_unpack)
     except OSError as error:
-        reason = error.strerror or str(error)
         raise DataError(
-            f"{reason}; run it again to resume: complete parts of the download are kept"
+            f"{error.strerror or error}; run it again to resume: complete parts of the download "
+            "are kept"
         ) from error
 
 
@@ -217,10 +216,13 @@ def _need_room(folder: Path, count: int, what: str) -> None:
 
 def _refuse_taken(folder: Path, names: Iterable[str]) -> None:
     """Raise DataError if the path of one of the files is taken."""
-    paths = [folder / name for name in names]
-    taken = [p for p in paths if os.path.lexists(p) or any(map(Path.is_file, p.parents))]
+
+    def is_taken(path: Path) -> bool:
+        return os.path.lexists(path) or any(map(Path.is_file, path.parents))
+
+    taken = [name for name in names if is_taken(folder / name)]
     fix = "overwritten: move them away, or name another folder with --to"
-    _refuse_overwriting(str(folder), [str(path.relative_to(folder)) for path in taken], fix)
+    _refuse_overwriting(str(folder), taken, fix)
 
 
 def _refuse_overwriting(folder: str, names: list[str], fix: str) -> None:
@@ -229,18 +231,14 @@ def _refuse_overwriting(folder: str, names: list[str], fix: str) -> None:
         raise DataError(f"{folder} has other files with these names: {first}. Nothing was {fix}")
 
 
-def _in_parallel(
-    action: Callable[[str, Update], None], names: list[str], total: int | None
-) -> None:
+def _in_parallel(action: Callable[[str, Update], None], names: list[str], total: int) -> None:
     """Call `action` for each name, several at a time, with a progress bar of `total` bytes.
 
     The first failure, or Ctrl-C, ends the others at their next update.
     """
     stopped = threading.Event()
-    with (
-        _progress_bar(names[0] if len(names) == 1 else f"{len(names)} files", total) as bar,
-        ThreadPoolExecutor(PARALLEL) as pool,
-    ):
+    what = names[0] if len(names) == 1 else f"{len(names)} files"
+    with _progress_bar(what, total) as bar, ThreadPoolExecutor(PARALLEL) as pool:
 
         def update(count: int) -> None:
             if stopped.is_set():
@@ -291,9 +289,7 @@ class RemoteFile:
 
     @property
     def checksum(self) -> str | None:
-        """The md5 that Google's store and others report; ETags do not always depend on the content
-        alone.
-        """
+        """The md5 of Google's store and others; ETags may depend on more than the content."""
         md5 = self.info.get("md5Hash") or self.info.get("Content-MD5")
         return md5 if md5 and len(md5) == 24 else None  # base64; some stores use other forms
 
@@ -311,8 +307,8 @@ class RemoteFile:
 
 
 def _md5(path: Path) -> str:
+    checksum = hashlib.md5(usedforsecurity=False)
     with open(path, "rb") as file:
-        checksum = hashlib.md5(usedforsecurity=False)
         while chunk := file.read(CHUNK):
             checksum.update(chunk)
     return base64.b64encode(checksum.digest()).decode()
@@ -322,15 +318,15 @@ def _file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
     from fsspec.core import url_to_fs
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file:") else {}
     if url.startswith(_WEB):
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(
+        limits = aiohttp.ClientTimeout(
             total=None, sock_connect=READ_TIMEOUT, sock_read=READ_TIMEOUT
         )
         # trust_env: use proxies. identity: compressed responses have no ranges.
-        options["client_kwargs"] = {"trust_env": True, "timeout": timeout}
+        options["client_kwargs"] = {"trust_env": True, "timeout": limits}
         options["headers"] = {"Accept-Encoding": "identity"}
     try:
         system, path = url_to_fs(url, **options)
@@ -418,7 +414,7 @@ def _retry(action: Callable[[], Any], name: str, progress: Callable[[], float] =
 
 
 def fetch(remote: RemoteFile, work: Path, update: Update) -> Path:
-    """Download a file into the folder `work`, continuing what an earlier call has left there.
+    """Download a file into the folder `work`, resuming what an earlier call has left there.
 
     Raises DataError. An incomplete file stays for the next call, unless its content is wrong.
     """
@@ -491,12 +487,7 @@ def _fetch_archive(remote: RemoteFile, name: str, folder: Path, work: Path) -> l
     with _progress_bar(name, remote.size) as bar:
         part = fetch(remote, work, bar.update)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
-        try:
-            unpack_archive(part, name, Path(fresh))
-        except BrokenArchiveError:
-            if remote.checksum is None:  # otherwise the archive is broken at its source
-                part.unlink()
-            raise
+        unpack_archive(part, name, Path(fresh))
         paths = {str(p.relative_to(fresh)): p for p in sorted(Path(fresh).rglob("*"))}
         files = {n: path for n, path in paths.items() if path.is_file()}
         _refuse_taken(folder, [n for n in files if not _is_same(files[n], folder / n)])
@@ -514,46 +505,23 @@ def _is_same(path: Path, other: Path) -> bool:
 
 # --- Archives ---
 
-
-class BrokenArchiveError(DataError):
-    """An archive is incomplete, or the file is not an archive."""
+_BROKEN = (zipfile.BadZipFile, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError)
 
 
 def unpack_archive(archive: Path, name: str, folder: Path) -> None:
     """Unpack an archive into an empty folder; `name` decides its format.
 
-    Raises DataError if it is broken, does not fit on the disk, or has a member that is a link or a
-    device or would be written outside of the folder; the folder's content is then undefined.
+    Raises DataError if it is broken (then it is removed), does not fit on the disk, or has a member
+    that is a link or a device or would be written outside of the folder; the folder's content is
+    then undefined.
     """
     try:
-        if name.lower().endswith(".zip"):
-            with zipfile.ZipFile(archive) as zip_file:
-                for info in zip_file.infolist():
-                    _check_name(name, info.filename, special=stat.S_ISLNK(info.external_attr >> 16))
-                size = sum(info.file_size for info in zip_file.infolist())
-                _need_room(folder, size, f"unpacking {name}")
-                zip_file.extractall(folder)
-        else:
-            with tarfile.open(archive) as tar_file:
-                # Python before 3.10.12 and 3.11.4 has no filters.
-                safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-                for member in tar_file:
-                    special = not (member.isreg() or member.isdir())
-                    _check_name(name, member.name, special=special)
-                    # Checked for each member: reading all sizes first would unpack the archive.
-                    _need_room(folder, member.size, f"unpacking {name}")
-                    # A folder's mode may forbid writing the next members into it.
-                    tar_file.extract(member, folder, set_attrs=member.isreg(), **safely)
-                # The archive's checksum follows the last member: read up to it.
-                while tar_file.fileobj.read(CHUNK):
-                    pass
-    except (
-        *(zipfile.BadZipFile, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error),
-        OSError,
-    ) as error:
+        (_unpack_zip if name.lower().endswith(".zip") else _unpack_tar)(archive, name, folder)
+    except _BROKEN as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk; those of gzip and bz2 have no number
-        raise BrokenArchiveError(
+        archive.unlink()
+        raise DataError(
             f"{name} is broken or not an archive ({error}): run it again to download it again; "
             "--no-unpack keeps it as it is"
         ) from None
@@ -561,6 +529,32 @@ def unpack_archive(archive: Path, name: str, folder: Path) -> None:
         raise DataError(
             f"{name} cannot be unpacked ({error}); --no-unpack keeps it as it is"
         ) from None
+
+
+def _unpack_zip(archive: Path, name: str, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        for info in file.infolist():
+            _check_name(name, info.filename, special=stat.S_ISLNK(info.external_attr >> 16))
+        _need_room(folder, sum(i.file_size for i in file.infolist()), f"unpacking {name}")
+        file.extractall(folder)
+
+
+def _unpack_tar(archive: Path, name: str, folder: Path) -> None:
+    with tarfile.open(archive) as file:
+
+        def checked() -> Iterator[tarfile.TarInfo]:
+            for member in file:
+                _check_name(name, member.name, special=not (member.isreg() or member.isdir()))
+                # Checked for each member: reading all sizes first would unpack the archive.
+                _need_room(folder, member.size, f"unpacking {name}")
+                yield member
+
+        # Python before 3.10.12 and 3.11.4 has no filters.
+        file.extraction_filter = getattr(tarfile, "data_filter", None)
+        file.extractall(folder, checked())
+        # The archive's checksum follows the last member: read up to it.
+        while file.fileobj.read(CHUNK):
+            pass
 
 
 # --- Uploads ---
@@ -571,8 +565,6 @@ def upload(folder: Path, url: str, say: Say) -> None:
 
     Raises DataError, before anything is sent, if another file has one of the names there.
     """
-    from fsspec.implementations.local import LocalFileSystem
-
     if url.startswith(_WEB):
         raise DataError(f"cannot upload to {url}: name a bucket, as in gs://NAME/FOLDER")
     local = {folder.name: folder}
@@ -587,20 +579,16 @@ def upload(folder: Path, url: str, say: Say) -> None:
         remote = _list_remote(system, root, name) if system.isdir(root) else {}
         if not remote and system.isfile(root):
             raise DataError(f"{name} is a file: name a folder as the URL of --upload")
-        same = {n for n in local.keys() & remote.keys() if _is_sent(local[n], remote[n])}
-    _refuse_overwriting(
-        name, sorted(local.keys() & remote.keys() - same), "uploaded: name another folder"
-    )
-    missing = [n for n in local if n not in same]
-    sizes = {n: local[n].stat().st_size for n in missing}
+        same = {n for n in local.keys() & remote.keys() if _is_uploaded(local[n], remote[n])}
+    others = sorted(local.keys() & remote.keys() - same)
+    _refuse_overwriting(name, others, "uploaded: name another folder")
+    sizes = {n: path.stat().st_size for n, path in local.items() if n not in same}
 
     def send(relative: str, update: Update) -> None:
         path, place = local[relative], f"{root.rstrip('/')}/{relative}"
         file = RemoteFile(system, place, f"{name.rstrip('/')}/{relative}", {})
+        update(0)
         with _explained(file.url):
-            update(0)
-            if isinstance(system, LocalFileSystem):  # buckets have no folders
-                system.makedirs(place.rpartition("/")[0], exist_ok=True)
             system.put_file(str(path), place)
         if not file.refreshed().has_content_of(path):
             raise DataError(
@@ -608,12 +596,12 @@ def upload(folder: Path, url: str, say: Say) -> None:
             )
         update(path.stat().st_size)
 
-    _in_parallel(send, missing, sum(sizes.values()))
+    _in_parallel(send, list(sizes), sum(sizes.values()))
     known = f"; {len(same)} of {len(local)} files were already there" if same else ""
     say(f"{name}: {_count(sizes)} uploaded{known}")
 
 
-def _is_sent(path: Path, remote: RemoteFile) -> bool:
+def _is_uploaded(path: Path, remote: RemoteFile) -> bool:
     if remote.checksum or not remote.has_content_of(path):
         return remote.has_content_of(path)
     with remote.system.open(remote.path, "rb") as there, open(path, "rb") as here:

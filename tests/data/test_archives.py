@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -47,18 +46,6 @@ def test_both_kinds(tmp_path: Path) -> None:
     assert unpacked(content, "x.tar.gz", tmp_path)["d/e.txt"] == b"3"
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="each Python from 3.12 on has filters")
-def test_a_python_without_filters_for_tar_archives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As before 3.10.12 and 3.11.4."""
-    monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    content = tarred((member("d", tarfile.DIRTYPE), b""), (member("d/e.txt"), b"3"))
-    assert unpacked(content, "x.tar.gz", tmp_path)["d/e.txt"] == b"3"
-    with pytest.raises(DataError, match="leads out of the folder"):
-        unpacked(plain("../evil"), "x.tar.gz", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -83,8 +70,9 @@ def test_what_is_not_unpacked(name: str, content: bytes, words: str, tmp_path: P
     inner.mkdir(parents=True)
     with pytest.raises(DataError, match=words):
         unpacked(content, name, inner)
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path for path in written if inner / "out" not in path.parents] == [inner / name]
+    written = {path for path in tmp_path.rglob("*") if path.is_file()}
+    left = set() if "broken" in words else {inner / name}
+    assert {path for path in written if inner / "out" not in path.parents} == left
 
 
 @pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])

@@ -10,13 +10,13 @@ import pytest
 from tests.fakes.dumps import DUMPS
 from tests.machine.machines import PAIR, look, machine
 from tpunb.display import doctor
-from tpunb.machine.doctor import Report
-from tpunb.machine.problem import Problem
+from tpunb.machine.doctor import SetupReport
+from tpunb.machine.problem import SetupProblem
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
 
-def found(name: str, folder: Path, **changes: str) -> Report:
+def found(name: str, folder: Path, **changes: str) -> SetupReport:
     with machine(name, folder) as made:
         return look(made, PAIR | changes)
 
@@ -93,7 +93,7 @@ def test_issues_come_first_with_their_fixes(tmp_path: Path) -> None:
 
 def test_values_of_the_machine_are_escaped(tmp_path: Path) -> None:
     report = found("laptop", tmp_path)
-    problem = Problem("x", "<script>alert(1)</script>", "`a` b`c")
+    problem = SetupProblem("x", "<script>alert(1)</script>", "`a` b`c")
     card = doctor.report_card(replace(report, problems=(problem,)))
     assert "<script>" not in card
     assert "<code>a</code> b`c" in card

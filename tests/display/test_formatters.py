@@ -21,6 +21,7 @@ from tpunb.runs.result import Causes, RunResult, Summary
 from tpunb.runs.spec import FailureKind
 
 pytestmark = pytest.mark.usefixtures("lent")
+MakeResult = Callable[..., RunResult]
 
 KNOWN = Diagnosis("x", "A <cause>.", "Do it.", (Evidence("line <1>", (0,)),), 1.0, "https://x/?a&b")
 CELLS = (Cell(0, "code", "a = 1", 3), Cell(1, "code", "train()", 4), Cell(2, "markdown", "text"))
@@ -67,7 +68,7 @@ def printed(value: object) -> str:
     return file.getvalue()
 
 
-def test_result_card(shell: InteractiveShell, make_result: Callable[..., RunResult]) -> None:
+def test_result_card(shell: InteractiveShell, make_result: MakeResult) -> None:
     curves = {"<loss>": ((0, 4.0), (1, 3.0), (2, 2.0)), "one": ((0, 1.0), (1, 1.0))}
     summary = Summary((Best("<loss>", 2.0, 2),), curves=curves)
     result = make_result(summary=summary, returns={"w": 1})
@@ -82,7 +83,7 @@ def test_result_card(shell: InteractiveShell, make_result: Callable[..., RunResu
     assert printed(result) == f"{result}\n"
 
 
-def test_failed_result_card(shell: InteractiveShell, make_result: Callable[..., RunResult]) -> None:
+def test_failed_result_card(shell: InteractiveShell, make_result: MakeResult) -> None:
     card = html(shell, make_result("failed", diagnoses=(KNOWN,)))
     assert card is not None
     assert "<b>rank 2 failed in cell [7], line 3: ValueError: no data</b>" in card
@@ -91,7 +92,7 @@ def test_failed_result_card(shell: InteractiveShell, make_result: Callable[..., 
 
 
 def test_the_card_of_a_failure_contains_the_whole_error(
-    shell: InteractiveShell, make_result: Callable[..., RunResult], tmp_path: Path
+    shell: InteractiveShell, make_result: MakeResult, tmp_path: Path
 ) -> None:
     """The error below the card is one line."""
     failed = make_result("failed", diagnoses=(KNOWN,))
@@ -114,7 +115,7 @@ def test_the_card_of_a_failure_contains_the_whole_error(
 
 def test_result_below_its_own_card_is_one_line(
     shell: InteractiveShell,
-    make_result: Callable[..., RunResult],
+    make_result: MakeResult,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,29 +24,12 @@ RUNS = RankSnapshot(begun=True, steps=10)
 
 
 def test_each_rank_has_a_badge() -> None:
-    life = [
-        RUNS,
-        None,
-        RankSnapshot(),
-        RankSnapshot(begun=True, steps=7),
-        RankSnapshot(begun=True, steps=8),
-        RankSnapshot(begun=True, steps=10, compiling=True),
-        RUNS,
-        RUNS,
-        RUNS,
-    ]
+    late, later = RankSnapshot(begun=True, steps=8), RankSnapshot(begun=True, steps=7)
+    compiles = RankSnapshot(begun=True, steps=10, compiling=True)
+    life = [RUNS, None, RankSnapshot(), later, late, compiles, RUNS, RUNS, RUNS]
     badges = rank_badges(9, life, {6: 0, 7: 1, 8: -15}, [7])
-    assert [badge.word for badge in badges] == [
-        "running",
-        "starting",
-        "starting",
-        "behind",
-        "running",
-        "compiling",
-        "done",
-        "failed",
-        "stopped",
-    ]
+    words = "running starting starting behind running compiling done failed stopped"
+    assert [badge.word for badge in badges] == words.split()
     assert describe_badges(badges).startswith("ranks 0,4 running · ranks 1-2 starting · ")
     assert describe_badges(badges).endswith(" · and 2 more")
     assert "rank 3 behind (3 steps)" in describe_badges(badges)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
-from tests.drivers.kernel import PATIENCE, start_kernel, stop_kernel
+from tests.drivers.kernel import PATIENCE
 from tpunb.display.front_end import FrontEnd, current_front_end
 from tpunb.display.output_budget import FIRST, NEWEST, ROOM
 from tpunb.display.run_view import RunView
@@ -21,6 +19,9 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 
 pytestmark = pytest.mark.usefixtures("lent")
+
+
+MakeResult = Callable[..., RunResult]
 
 
 class Notebook:
@@ -55,8 +56,11 @@ class Notebook:
         return [text for _, what, text in self.messages if what == kind]
 
 
+Open = Callable[[Notebook], RunView]
+
+
 @pytest.fixture
-def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Callable[[Notebook], RunView]:
+def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Open:
     def open_it(notebook: Notebook) -> RunView:
         return RunView(
             make_spec(),
@@ -84,9 +88,7 @@ def train(view: RunView, notebook: Notebook, seconds: int = 10) -> None:
     view.show(Ended(RunState.SUCCEEDED))
 
 
-def test_a_run_from_end_to_end(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], tmp_path: Path
-) -> None:
+def test_a_run_from_end_to_end(open_view: Open, make_result: MakeResult, tmp_path: Path) -> None:
     notebook = Notebook()
     view = open_view(notebook)
     train(view, notebook)
@@ -98,6 +100,7 @@ def test_a_run_from_end_to_end(
     assert [line for line in text.splitlines() if " step " in line] == [
         f"[0-3] step {step}" for step in range(200)
     ]
+    assert notebook.of("newest") == []
     kinds = [kind for _, kind, _ in notebook.messages]
     assert kinds[0] == "status"
     assert kinds[-1] == "status"
@@ -116,7 +119,7 @@ def test_a_run_from_end_to_end(
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_log_flood_keeps_first_lines_and_replaces_the_newest(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult], *, batch: bool
+    open_view: Open, make_result: MakeResult, *, batch: bool
 ) -> None:
     notebook = Notebook(batch=batch)
     view = open_view(notebook)
@@ -147,7 +150,7 @@ def test_log_flood_keeps_first_lines_and_replaces_the_newest(
 
 
 def test_log_flood_shows_the_last_lines_at_the_end(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+    open_view: Open, make_result: MakeResult
 ) -> None:
     notebook = Notebook()
     view = open_view(notebook)
@@ -162,19 +165,9 @@ def test_log_flood_shows_the_last_lines_at_the_end(
     assert notebook.of("newest")[-1].endswith("\n[0] last")
 
 
-def test_a_run_that_prints_little_has_no_newest_lines(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
-) -> None:
-    notebook = Notebook()
-    view = open_view(notebook)
-    train(view, notebook)
-    view.finish(make_result())
-    assert notebook.of("newest") == []
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_figures_are_shown_below_the_lines_before_them_once_they_are_here(
-    open_view: Callable[[Notebook], RunView], tmp_path: Path, *, terminal: bool
+    open_view: Open, tmp_path: Path, *, terminal: bool
 ) -> None:
     notebook, run = Notebook(terminal=terminal), RunDir(tmp_path / "digits")
     view = open_view(notebook)
@@ -206,9 +199,7 @@ def test_figures_are_shown_below_the_lines_before_them_once_they_are_here(
         assert notebook.of("figure")[-1] == "2 late"
 
 
-def test_an_unchanged_status_is_not_sent_again(
-    open_view: Callable[[Notebook], RunView],
-) -> None:
+def test_an_unchanged_status_is_not_sent_again(open_view: Open) -> None:
     notebook = Notebook()
     view = open_view(notebook)
     for _ in range(200):
@@ -217,9 +208,7 @@ def test_an_unchanged_status_is_not_sent_again(
     assert len(notebook.messages) == 1
 
 
-def test_a_batch_front_end_gets_few_messages(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
-) -> None:
+def test_a_batch_front_end_gets_few_messages(open_view: Open, make_result: MakeResult) -> None:
     notebook = Notebook(batch=True)
     view = open_view(notebook)
     train(view, notebook)
@@ -229,7 +218,7 @@ def test_a_batch_front_end_gets_few_messages(
 
 
 def test_a_terminal_gets_a_line_when_the_state_changes_and_now_and_then(
-    open_view: Callable[[Notebook], RunView], make_result: Callable[..., RunResult]
+    open_view: Open, make_result: MakeResult
 ) -> None:
     notebook = Notebook(terminal=True)
     view = open_view(notebook)
@@ -291,33 +280,9 @@ view.finish(RunResult("succeeded", "digits", 2, "CPU", 0.0, 1.5, Path("runs/id")
 """
 
 
-def test_in_a_kernel_the_status_is_one_output_that_is_replaced(tmp_path: Path) -> None:
-    manager, client = start_kernel(KernelManager, cwd=str(tmp_path))
-    try:
-        messages: list[dict[str, Any]] = []
-        reply = client.execute_interactive(CELL, output_hook=messages.append, timeout=PATIENCE)
-    finally:
-        stop_kernel(manager, client, now=True)
-    assert reply["content"]["status"] == "ok"
-    shown = [m["content"] for m in messages if m["msg_type"] == "display_data"]
-    updates = [m["content"] for m in messages if m["msg_type"] == "update_display_data"]
-    assert len(shown) == 1
-    assert len(updates) >= 2
-    ids = {content["transient"]["display_id"] for content in [*shown, *updates]}
-    assert len(ids) == 1
-    assert "<b>training</b>" in shown[0]["data"]["text/html"]
-    assert "<b>succeeded</b>" in updates[-1]["data"]["text/html"]
-    assert " · step " in updates[-1]["data"]["text/plain"]
-
-    text = "".join(m["content"]["text"] for m in messages if m["msg_type"] == "stream")
-    assert text.startswith("[0-1] step 0\n[0-1] step 1\n")
-    assert "\r" not in text
-    assert messages[1]["msg_type"] in ("display_data", "execute_input")
-    kinds = [m["msg_type"] for m in messages]
-    assert kinds.index("display_data") < kinds.index("stream")
-
-
-def test_a_saved_notebook_holds_one_status_and_few_streams(tmp_path: Path) -> None:
+def test_in_a_kernel_the_status_is_one_output_above_the_lines(
+    tmp_path: Path,
+) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     NotebookClient(
         notebook,
@@ -329,8 +294,13 @@ def test_a_saved_notebook_holds_one_status_and_few_streams(tmp_path: Path) -> No
     displays = [output for output in outputs if output.output_type == "display_data"]
     streams = [output for output in outputs if output.output_type == "stream"]
     assert len(displays) == 1
+    assert outputs[0] is displays[0]
+    assert "<b>succeeded</b>" in displays[0].data["text/html"]
     assert displays[0].data["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU · 1 s")
     assert 1 <= len(streams) <= 3
     assert {output.name for output in streams} == {"stdout"}
     assert len(outputs) == len(displays) + len(streams)
-    assert "".join(output.text for output in streams).count("[0-1] step ") >= 5
+    text = "".join(output.text for output in streams)
+    assert text.startswith("[0-1] step 0\n[0-1] step 1\n")
+    assert text.count("[0-1] step ") >= 5
+    assert "\r" not in text

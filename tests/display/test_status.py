@@ -14,7 +14,7 @@ import pytest
 from tpunb.diagnostics.failure import Diagnosis
 from tpunb.display import html
 from tpunb.display.html import RankBadge
-from tpunb.display.status import LONGEST_STATE, Status
+from tpunb.display.status import LONGEST_STATE, RunStatus
 from tpunb.runs.events import (
     Bar,
     Event,
@@ -40,6 +40,9 @@ from tpunb.runs.spec import (
 )
 from tpunb.utils.text import duration
 
+Make = Callable[..., RunStatus]
+MakeResult = Callable[..., RunResult]
+MakeSpec = Callable[..., RunSpec]
 PLACE = "runs/20260102-030405-digits"
 
 
@@ -56,9 +59,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make(clock: Clock, make_spec: Callable[..., RunSpec]) -> Callable[..., Status]:
-    def build(*events: Event, **changes: Any) -> Status:
-        status = Status(make_spec(**changes), PLACE, clock=clock, wall=lambda: 0.0)
+def make(clock: Clock, make_spec: MakeSpec) -> Make:
+    def build(*events: Event, **changes: Any) -> RunStatus:
+        status = RunStatus(make_spec(**changes), PLACE, clock=clock, wall=lambda: 0.0)
         for event in events:
             status.show(event)
         return status
@@ -126,27 +129,19 @@ INTERRUPTED = Stopping("SIGINT", "interrupted in the notebook", stop=BY_BUTTON)
         ),
     ],
 )
-def test_the_status_of_an_active_run(
-    make: Callable[..., Status], events: list[Event], expected: str
-) -> None:
+def test_the_status_of_an_active_run(make: Make, events: list[Event], expected: str) -> None:
     text = make(*events).line()
     assert re.sub(r"\d\d:\d\d:\d\d$", "T", text) == f"{expected} · {PLACE} · updated T"
 
 
-def test_a_tpu_is_called_by_its_name(make: Callable[..., Status]) -> None:
-    assert make(device="TPU", world_size=8).content() == ("starting", "TPU", "0 s")
-
-
-def test_the_place_is_named(make: Callable[..., Status], make_result: Callable[..., Any]) -> None:
+def test_the_place_is_named(make: Make, make_result: MakeResult) -> None:
     status = make(STARTED, hosts=("h0", "h1"), place="pod")
     assert status.line().startswith("starting · 4 of 4 ranks on pod · rehearsal on CPU")
     status.end(make_result())
     assert "4 ranks on pod · rehearsal on CPU" in status.html()
 
 
-def test_the_ranks_of_a_lost_host_are_marked(
-    make: Callable[..., Status], make_result: Callable[..., Any]
-) -> None:
+def test_the_ranks_of_a_lost_host_are_marked(make: Make, make_result: MakeResult) -> None:
     status = make(STARTED, hosts=("h0", "h1"), place="pod")
     lost = Failure(None, None, None, None, "Lost", "lost", None, None, "", 1.0, host="h1")
     lost = replace(lost, kind=FailureKind.HOST_LOST)
@@ -162,13 +157,12 @@ def test_many_ranks_of_hosts_with_long_names_are_not_cut() -> None:
     )
 
 
-def test_one_rank_is_not_called_ranks(make: Callable[..., Status]) -> None:
-    assert make(RanksStarted(0, (1,)), world_size=1).state() == ("starting", "1 of 1 rank")
+def test_one_rank_on_a_tpu(make: Make) -> None:
+    status = make(RanksStarted(0, (1,)), world_size=1, device="TPU")
+    assert status.content() == ("starting", "1 of 1 rank", "TPU", "0 s")
 
 
-def test_state_ignores_changes_of_time_and_numbers(
-    make: Callable[..., Status], clock: Clock
-) -> None:
+def test_state_ignores_changes_of_time_and_numbers(make: Make, clock: Clock) -> None:
     status = make(STARTED)
     state, content = status.state(), status.content()
     status.show(Metric(0, 1, {"loss": 1.0}))
@@ -196,11 +190,7 @@ def test_state_ignores_changes_of_time_and_numbers(
     ],
 )
 def test_the_status_of_an_ended_run(
-    make: Callable[..., Status],
-    make_result: Callable[..., RunResult],
-    state: str,
-    changes: dict[str, Any],
-    expected: str,
+    make: Make, make_result: MakeResult, state: str, changes: dict[str, Any], expected: str
 ) -> None:
     status = make(STARTED, Metric(0, 40, {"loss": 0.5}))
     status.unfinished = {0: ["99%"]}
@@ -219,9 +209,7 @@ def test_the_status_of_an_ended_run(
     assert not status.running
 
 
-def test_summary_and_advice_stay_on_the_card(
-    make: Callable[..., Status], make_result: Callable[..., RunResult]
-) -> None:
+def test_summary_and_advice_stay_on_the_card(make: Make, make_result: MakeResult) -> None:
     status = make(STARTED, life(4, 4, compilations=3, compile_seconds=1.0))
     summary = Summary(
         (Best("loss", 0.25, 40), Best("lr", 0.01, 50, last=True)),
@@ -242,23 +230,21 @@ def test_summary_and_advice_stay_on_the_card(
     assert failed[-len(lines) - 1 : -1] == lines
 
 
-def test_the_cost_is_shown_at_the_end(
-    make: Callable[..., Status], make_result: Callable[..., RunResult]
-) -> None:
+def test_the_cost_is_shown_at_the_end(make: Make, make_result: MakeResult) -> None:
     status = make(STARTED)
     price = Price(9.6, "v5litepod-8 in us-west4, on demand", "2026-11-21", "https://x")
     status.end(make_result(ended=1_000 + 1800.0, price=price))
     assert "cost: about $4.80 (v5litepod-8 in us-west4, on demand: $9.60" in status.line()
 
 
-def test_unfinished_lines_stand_below_and_are_few(make: Callable[..., Status]) -> None:
+def test_unfinished_lines_stand_below_and_are_few(make: Make) -> None:
     status = make()
     status.unfinished = {n: [f"{n}%"] for n in range(10)}
     assert status.text().splitlines()[1:] == [*(f"[{n}] {n}%" for n in range(8)), "… and 2 more"]
     assert "[7] 7%\n… and 2 more</pre>" in status.html()
 
 
-def test_a_long_state_is_cut(make: Callable[..., Status]) -> None:
+def test_a_long_state_is_cut(make: Make) -> None:
     (state,) = make(Phase(PhaseKind.TRAINING, "x" * 500)).state()
     assert state == "x" * (LONGEST_STATE - 1) + "…"
     clauses = f"rank 0 waited in {'all_reduce ' * 12}: this is its 72nd call{', and more' * 9}"
@@ -311,9 +297,7 @@ FULL = [
 ]
 
 
-def test_html_has_the_contents_of_the_text_and_only_tags_that_front_ends_keep(
-    make: Callable[..., Status],
-) -> None:
+def test_html_has_the_contents_of_the_text_and_only_tags_that_front_ends_keep(make: Make) -> None:
     status = make(*FULL)
     status.unfinished = {0: ["<script>alert(1)</script>"]}
     reader = Reader()
@@ -334,9 +318,7 @@ def test_html_has_the_contents_of_the_text_and_only_tags_that_front_ends_keep(
     assert "<button" not in status.html()
 
 
-def test_the_card_of_many_ranks_is_small_and_shows_the_odd_one(
-    make: Callable[..., Status],
-) -> None:
+def test_the_card_of_many_ranks_is_small_and_shows_the_odd_one(make: Make) -> None:
     status = make(RanksStarted(0, tuple(range(256))), world_size=256)
     for name in "abcdefgh":
         for step in range(200):
@@ -350,7 +332,7 @@ def test_the_card_of_many_ranks_is_small_and_shows_the_odd_one(
 
 
 def test_only_steps_that_all_ranks_have_logged_are_in_a_curve(
-    make: Callable[..., Status], make_result: Callable[..., RunResult]
+    make: Make, make_result: MakeResult
 ) -> None:
     status = make(STARTED)
     for step in (1, 2, 3):
@@ -362,9 +344,7 @@ def test_only_steps_that_all_ranks_have_logged_are_in_a_curve(
     assert (loss.value, loss.sparkline.values) == ("2.5", [2.5, 2.5])
 
 
-def test_a_card_counts_steps_once(
-    make: Callable[..., Status], make_result: Callable[..., RunResult]
-) -> None:
+def test_a_card_counts_steps_once(make: Make, make_result: MakeResult) -> None:
     status = make(STARTED, *(Metric(rank, 56, {"loss": 1.0}) for rank in range(4)))
     status.show(life(48, 48, 48, 39))
     assert status.text().count("step 56") == 1
@@ -379,9 +359,7 @@ def test_a_card_counts_steps_once(
     assert "step 56" in status.text()
 
 
-def test_no_time_left_is_shown_while_the_first_steps_compile(
-    make: Callable[..., Status], clock: Clock
-) -> None:
+def test_no_time_left_is_shown_while_the_first_steps_compile(make: Make, clock: Clock) -> None:
     status = make(STARTED)
 
     def shown(done: int, steps: int, **changes: Any) -> str:
@@ -399,7 +377,7 @@ def test_no_time_left_is_shown_while_the_first_steps_compile(
     assert "left" in shown(6, 6, compiling=True)  # in the evaluation, for example
 
 
-def test_the_phase_is_described(make: Callable[..., Status], clock: Clock) -> None:
+def test_the_phase_is_described(make: Make, clock: Clock) -> None:
     status = make(*FULL)
     assert status.card().share == pytest.approx(0.225)
     assert status.card().progress == "epoch 3 of 10 · step 5 of 20 · 22 %"
@@ -417,10 +395,8 @@ def test_the_phase_is_described(make: Callable[..., Status], clock: Clock) -> No
     assert status.card(stop=True).stop == html.STOP_NOW
 
 
-def test_the_button_of_a_cell_that_only_follows_a_run(
-    clock: Clock, make_spec: Callable[..., RunSpec]
-) -> None:
-    status = Status(make_spec(), PLACE, clock=clock, stop=html.LEAVE)
+def test_the_button_of_a_cell_that_only_follows_a_run(clock: Clock, make_spec: MakeSpec) -> None:
+    status = RunStatus(make_spec(), PLACE, clock=clock, stop=html.LEAVE)
     assert status.card(stop=True).stop == html.LEAVE
     status.show(INTERRUPTED)  # in the cell that started the run
     assert status.card(stop=True).stop == html.LEAVE
@@ -429,7 +405,7 @@ def test_the_button_of_a_cell_that_only_follows_a_run(
     assert (card.state, card.stop) == ("goes on elsewhere", "")
 
 
-def test_a_long_compilation_is_shown(make: Callable[..., Status], clock: Clock) -> None:
+def test_a_long_compilation_is_shown(make: Make, clock: Clock) -> None:
     status = make(STARTED, Phase(PhaseKind.TRAINING, "training"))
     busy = RankSnapshots(
         (RankSnapshot(begun=True, compiling=True), RankSnapshot(begun=True, waiting=True))
@@ -443,9 +419,7 @@ def test_a_long_compilation_is_shown(make: Callable[..., Status], clock: Clock) 
     assert status.state()[0] == "training"
 
 
-def test_the_time_that_a_prelude_takes_counts_down(
-    make: Callable[..., Status], clock: Clock
-) -> None:
+def test_the_time_that_a_prelude_takes_counts_down(make: Make, clock: Clock) -> None:
     status = make(Phase.of_prelude(PRELUDE, 0))
     assert status.content()[0] == "prelude, cell 1 of 3 [4]"
     status.show(Phase.of_prelude(PRELUDE, 1))
@@ -465,13 +439,13 @@ def test_the_time_that_a_prelude_takes_counts_down(
     assert status.content()[0] == "prelude, cell 3 of 3 [7], about 30 s left"
 
 
-def test_a_phase_that_began_before_it_was_seen(make_spec: Callable[..., RunSpec]) -> None:
-    status = Status(make_spec(), PLACE, clock=Clock(), wall=lambda: 1_000_007.0)
+def test_a_phase_that_began_before_it_was_seen(make_spec: MakeSpec) -> None:
+    status = RunStatus(make_spec(), PLACE, clock=Clock(), wall=lambda: 1_000_007.0)
     status.show(replace(Phase.of_prelude(PRELUDE, 2), time=1_000_000.0))
     assert status.content()[0] == "prelude, cell 3 of 3 [7], about 23 s left"
 
 
-def test_the_failed_rank_is_shown_while_the_others_are_stopped(make: Callable[..., Status]) -> None:
+def test_the_failed_rank_is_shown_while_the_others_are_stopped(make: Make) -> None:
     status = make(
         STARTED,
         RankEnded(0, 2, 1),
@@ -486,7 +460,7 @@ def test_the_failed_rank_is_shown_while_the_others_are_stopped(make: Callable[..
     )
 
 
-def test_bars_of_libraries_become_the_progress(make: Callable[..., Status]) -> None:
+def test_bars_of_libraries_become_the_progress(make: Make) -> None:
     status = make(STARTED)
     bar = "epoch 1:  {0}%|███  | {0}/100 [00:12<00:29,  4.81it/s]"
     status.unfinished = {rank: [bar.format(30 + rank)] for rank in range(4)}
@@ -496,7 +470,7 @@ def test_bars_of_libraries_become_the_progress(make: Callable[..., Status]) -> N
 
 
 def test_a_failure_is_shown_with_its_lines_and_what_to_do(
-    make: Callable[..., Status], make_result: Callable[..., RunResult]
+    make: Make, make_result: MakeResult
 ) -> None:
     status = make(STARTED)
     known = Diagnosis("x", "The batch is <small>.", "Make it larger.", (), 1.0, "https://x")
@@ -561,10 +535,7 @@ LONG = "a <long> text, " * 500
 @pytest.mark.parametrize("world_size", [32, 256])
 @pytest.mark.parametrize("hosts", [(), LONG_HOSTS[:4], LONG_HOSTS[:32]])
 def test_the_card_of_long_names_and_messages_is_small(
-    make: Callable[..., Status],
-    make_result: Callable[..., RunResult],
-    world_size: int,
-    hosts: tuple[str, ...],
+    make: Make, make_result: MakeResult, world_size: int, hosts: tuple[str, ...]
 ) -> None:
     """It is sent again twice a second, so a line without an end must not make it large."""
     ranks = range(world_size)

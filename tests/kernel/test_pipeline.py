@@ -12,7 +12,7 @@ from tpunb.errors import LintError, TpunbError
 from tpunb.kernel import pipeline
 from tpunb.kernel.options import TRAIN
 from tpunb.kernel.pipeline import PreparedNotebook, RunRequest, find_checkpoints
-from tpunb.machine.environment import Change, SpmdEnvironment
+from tpunb.machine.environment import EnvChange, SpmdEnvironment
 from tpunb.machine.machine import Machine
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.lint.findings import Finding
@@ -43,7 +43,7 @@ def request(
     device: Device = "CPU",
     cores: int = 2,
     spmd: SpmdEnvironment | None = None,
-    changes: tuple[Change, ...] = (),
+    changes: tuple[EnvChange, ...] = (),
 ) -> RunRequest:
     machine = Machine("local", device, 0, "", 8, 2**34)
     options = TRAIN.parse_line(line, {})
@@ -58,7 +58,7 @@ def test_the_plan_lists_omissions_with_their_reasons() -> None:
     never, failed = Cell(1, "code", "a = 1\nb = 2"), Cell(1, "code", "1 / 0", 3)
     left_out = ((never, LeftOut.NEVER_RAN), (failed, LeftOut.FAILED))
     snapshot = Snapshot(CELLS, 2, "nb.ipynb", "the test", ("a note",), left_out)
-    changes = (Change("A", "1", "a reason"), Change("B", None, "another"))
+    changes = (EnvChange("A", "1", "a reason"), EnvChange("B", None, "another"))
     wanted = request(notebook(snapshot, HINT), changes=changes)
     script = wanted.notebook.script.text.rstrip()
     assert pipeline.describe_plan(wanted).removesuffix(f"\n\n{script}").split("\n") == [

@@ -6,7 +6,7 @@ import json
 
 from tests.support import Driver
 from tests.xla.rehearsal.test_stats import TRAIN
-from tpunb.display.status import Status
+from tpunb.display.status import RunStatus
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 
@@ -34,7 +34,7 @@ def test_collective_stats_in_result_log_and_card(driver: Driver) -> None:
     assert "rehearsal on CPU" in str(result)
     log = (result.dir / "run.log").read_text().splitlines()
     assert log[0] == "[tpunb] rehearsal on CPU: this run uses no TPU"
-    status = Status(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
+    status = RunStatus(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
     status.end(result)
     assert "rehearsal on CPU" in status.text()
     assert "6 collectives, 1.6 kB" in status.html()

@@ -11,7 +11,7 @@ from tests.fakes.dumps import DUMPS, build
 from tests.fakes.machine import FakeMachine
 from tests.fakes.metadata import FakeMetadataServer
 from tpunb.machine import doctor, metadata
-from tpunb.machine.doctor import Report
+from tpunb.machine.doctor import SetupReport
 
 LONG = 60.0
 """Time-out in seconds: 0.25 s is too short on a machine that is busy with other tests."""
@@ -55,7 +55,7 @@ def look(
     python: tuple[int, ...] = (3, 12, 1),
     patience: float | None = None,
     **values: Any,
-) -> Report:
+) -> SetupReport:
     """The report with these packages installed. `patience`: for the metadata server."""
     path = [made.packages(packages, needs)]
     told = metadata.read_all(made.env, made.root, patience or patience_with(made))
@@ -70,6 +70,6 @@ def look(
     )
 
 
-def ids(found: Report) -> tuple[list[str], list[str]]:
+def ids(found: SetupReport) -> tuple[list[str], list[str]]:
     """The ids of a report's problems and advice."""
     return [one.id for one in found.problems], [one.id for one in found.advice]

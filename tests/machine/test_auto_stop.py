@@ -28,6 +28,8 @@ from tpunb.runs.spec import RunSpec, RunState, Stop, StopCause, StopOrigin
 from tpunb.utils import env_vars
 from tpunb.utils.files import write_json
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 MINE = TpuVm("my-tpu", "us-central1-a", "my-project", "v6e-8", ADDRESS)
 
 
@@ -39,7 +41,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = gcloud(tmp_path / "bin")
     monkeypatch.setenv("PATH", path_with(known))
@@ -55,7 +56,6 @@ def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("dump", "changed", "env", "words"),
     [
@@ -77,7 +77,6 @@ def test_none_to_be_stopped(
         auto_stop.find_tpu_vm({**made.env, **env, env_vars.ROOT: str(made.root)})
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("node", "words"),
     [
@@ -106,7 +105,6 @@ def test_what_google_cloud_says_otherwise(
     assert [call[3] for call in known.calls] == ["describe"]
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_gcloud_that_may_not_or_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +181,6 @@ def end(run: RunDir, state: RunState = RunState.SUCCEEDED, stop: Stop | None = N
 WAITING, COUNTING, STOPPED = StopPhase.WAITING, StopPhase.COUNTING, StopPhase.STOPPED
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_after_the_run_and_not_before(watched: Watched) -> None:
     run, other = watched.run(), watched.run("b")
     watched.give(run=str(run.path))
@@ -211,7 +208,6 @@ def test_who_stops_the_run_by_hand_decides(watched: Watched, origin: StopOrigin)
     assert watched.gcloud.calls == []
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_run_that_hangs_does_not_keep_it(watched: Watched) -> None:
     run = watched.run()
     end(run, RunState.HUNG, Stop(StopCause.HUNG))
@@ -220,7 +216,6 @@ def test_a_run_that_hangs_does_not_keep_it(watched: Watched) -> None:
     assert watched.after(60)[0] is STOPPED
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_any_run_that_ends_later_will_do(watched: Watched) -> None:
     end(watched.run())
     watched.give(since=time.time() + 0.01)
@@ -233,7 +228,6 @@ def test_any_run_that_ends_later_will_do(watched: Watched) -> None:
     assert watched.after(60)[0] is STOPPED
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_idle_counts_from_the_last_use(watched: Watched) -> None:
     watched.give(idle=1800.0)
     kernel = AutoStop()
@@ -252,7 +246,6 @@ def test_idle_counts_from_the_last_use(watched: Watched) -> None:
     assert watched.after(1)[0] is STOPPED
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_kernel_that_was_killed_does_not_hold_it_up(watched: Watched) -> None:
     code = (
         "import time; from tpunb.machine.auto_stop import AutoStop; a = AutoStop(); "
@@ -270,7 +263,6 @@ def test_a_kernel_that_was_killed_does_not_hold_it_up(watched: Watched) -> None:
     assert not list((folder() / "kernels").iterdir())
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_whoever_has_the_tpu_holds_it_up(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,52 +278,40 @@ def test_whoever_has_the_tpu_holds_it_up(
         assert watched.after(1)[0] is COUNTING
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_google_cloud_refuses(watched: Watched) -> None:
-    (watched.gcloud.folder / "denied").touch()
+@pytest.mark.parametrize("why", ["PERMISSION_DENIED", "is another machine"])
+def test_google_cloud_refuses(watched: Watched, why: str) -> None:
+    if why == "PERMISSION_DENIED":
+        (watched.gcloud.folder / "denied").touch()
+    else:
+        watched.gcloud.put(PLACE, networkEndpoints=[{"ipAddress": "10.0.0.99"}])
     watched.give(idle=60.0)
     watched.after(0)
-    assert watched.after(60)[0] is COUNTING  # gcloud is tried again after another countdown
-    assert watched.after(60)[0] is COUNTING
+    # gcloud is tried again after another countdown
+    assert [watched.after(60)[0] for _ in range(2)] == [COUNTING, COUNTING]
     phase, reason = watched.after(60)
     assert phase is StopPhase.FAILED
-    assert "PERMISSION_DENIED" in reason
+    assert why in reason
     assert len(watched.gcloud.calls) == auto_stop.TRIES
     assert watched.stops == 0
     assert next(watched.looks, None) is None
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_a_machine_that_is_another_one_by_now_is_not_stopped(watched: Watched) -> None:
-    watched.gcloud.put(PLACE, networkEndpoints=[{"ipAddress": "10.0.0.99"}])
-    watched.give(idle=60.0)
-    watched.after(0)
-    assert [watched.after(60)[0] for _ in range(3)] == [COUNTING, COUNTING, StopPhase.FAILED]
-    assert watched.stops == 0
-
-
-def test_a_run_that_begins_while_gcloud_starts_is_not_cut_off(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("event", ["a run begins", "the order is cancelled"])
+def test_what_happens_while_gcloud_starts_counts(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    monkeypatch.setattr(TpuVm, "check", lambda vm: watched.run())
-    watched.give(idle=60.0)
-    watched.after(0)
-    assert watched.after(60)[0] is WAITING
-    assert watched.stops == 0
-
-
-def test_an_order_that_is_cancelled_while_gcloud_starts_is_not_carried_out(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TpuVm, "check", lambda vm: auto_stop.keep_running())
+    begins = event == "a run begins"
+    monkeypatch.setattr(
+        TpuVm, "check", lambda vm: watched.run() if begins else auto_stop.keep_running()
+    )
     watched.give(idle=60.0)
     watched.after(0)
     watched.now += 60
-    assert next(watched.looks, None) is None
+    status = next(watched.looks, None)
+    assert status.phase is WAITING if begins else status is None  # type: ignore[union-attr]
     assert watched.stops == 0
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_full_disk_does_not_keep_it_running(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +325,6 @@ def test_a_full_disk_does_not_keep_it_running(
     assert auto_stop.read_order() is None
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_each_order_has_a_process_and_the_newest_counts(watched: Watched) -> None:
     first = auto_stop.order_stop(watched.order)
     newest = replace(watched.order, idle=0.1, countdown=0.1, since=time.time())
@@ -358,7 +337,6 @@ def test_each_order_has_a_process_and_the_newest_counts(watched: Watched) -> Non
     assert folder().stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_the_cell_shows_what_comes_of_it(watched: Watched) -> None:
     lines: queue.Queue[str] = queue.Queue()
     kernel = AutoStop()

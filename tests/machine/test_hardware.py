@@ -15,8 +15,9 @@ from tests.fakes.metadata import Behaviour, FakeMetadataServer
 from tests.machine.machines import LONG, SHORT, ids, look, machine
 from tpunb.machine import environment, resources
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
 
-@pytest.mark.usefixtures("starts_processes")
+
 def test_a_tpu_that_is_asked_for_and_not_there(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path, {"PJRT_DEVICE": "TPU"})
     (problem,) = look(made).problems
@@ -26,7 +27,6 @@ def test_a_tpu_that_is_asked_for_and_not_there(tmp_path: Path) -> None:
     assert look(made).problems == ()
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_colab_and_kaggle_say_where_a_tpu_is_had(tmp_path: Path) -> None:
     for name, menu in (("colab-gpu", "Change runtime type"), ("kaggle-cpu", "Accelerator")):
         with machine(name, tmp_path / name) as made:
@@ -38,13 +38,11 @@ def test_colab_and_kaggle_say_where_a_tpu_is_had(tmp_path: Path) -> None:
             assert (advice.id, menu in advice.fix) == ("no-tpu-runtime", True)
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("value", ["CUDA", "GPU", "tpu"])
 def test_a_device_that_is_none(value: str, tmp_path: Path) -> None:
     assert "pjrt-device" in ids(look(FakeMachine(tmp_path, {"PJRT_DEVICE": value})))[1]
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_tpu_that_is_not_used(tmp_path: Path) -> None:
     with machine("v5e-8", tmp_path) as made:
         made.env["PJRT_DEVICE"] = "CPU"
@@ -53,7 +51,6 @@ def test_a_tpu_that_is_not_used(tmp_path: Path) -> None:
     assert (found.machine.device, found.cores) == ("CPU", 4)
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_container_without_the_device_files(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path, dict(DUMPS["gke"].env)).chips("v5e", 8, files=False)
     (problem,) = look(made).problems
@@ -63,7 +60,6 @@ def test_a_container_without_the_device_files(tmp_path: Path) -> None:
     assert look(made).problems == ()
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_device_files_that_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +70,6 @@ def test_device_files_that_cannot_be_opened(
     assert f"`sudo chmod a+rw {made.root}/dev/vfio/0 " in problem.fix
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("behaviour", ["stalls", "refuses", "not Google's"])
 def test_no_metadata_server_that_helps(behaviour: Behaviour, tmp_path: Path) -> None:
     """metadata-connection-refused, tpu-version-metadata-timeout: runs get the topology."""
@@ -89,7 +84,6 @@ def test_no_metadata_server_that_helps(behaviour: Behaviour, tmp_path: Path) -> 
     assert look(made).advice == ()
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_server_without_tpu_env(tmp_path: Path) -> None:
     """failed-to-get-tpu-metadata, metadata-tpu-env-404."""
     with machine("colab-tpu", tmp_path) as made:
@@ -97,7 +91,6 @@ def test_a_server_without_tpu_env(tmp_path: Path) -> None:
     assert (advice.id, "has no tpu-env (404)" in advice.message) == ("metadata", True)
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_topology_that_nobody_knows(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path).chips("v5e", 3)
     (problem,) = look(made).problems
@@ -114,7 +107,6 @@ def test_a_topology_that_nobody_knows(tmp_path: Path) -> None:
     assert look(made).problems == ()
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_topology_of_which_a_part_is_missing_is_completed(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path, {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_ID": "0"}).chips("v6e", 8)
     found = look(made)
@@ -125,7 +117,6 @@ def test_a_topology_of_which_a_part_is_missing_is_completed(tmp_path: Path) -> N
     assert not told.keys() & made.env.keys()
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_one_host_of_several(tmp_path: Path) -> None:
     with machine("v5e-16", tmp_path) as made:
         found = look(made)
@@ -141,7 +132,6 @@ def test_one_host_of_several(tmp_path: Path) -> None:
     assert environment.tpu_topology(made.env, found.machine) == {}
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_chips_that_are_missing(tmp_path: Path) -> None:
     """pod-subset-hangs-host-bounds: a part of a slice would wait for the rest for ever."""
     env = dict(DUMPS["gke"].env)
@@ -150,7 +140,6 @@ def test_chips_that_are_missing(tmp_path: Path) -> None:
     assert "v5litepod-8 has 8 chips, but this machine shows 4" in problem.message
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_v2_and_v3_have_one_rank(tmp_path: Path) -> None:
     for name in ("v2-8", "v3-8"):
         with machine(name, tmp_path / name) as made:
@@ -169,7 +158,6 @@ def test_v2_and_v3_have_one_rank(tmp_path: Path) -> None:
     assert (found.machine.generation, found.cores) == ("v2 or v3", 1)
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_variables_that_do_harm_or_nothing(tmp_path: Path) -> None:
     env = {"XLA_USE_BF16": "1", "XRT_TPU_CONFIG": "tpu_worker;0;localhost:51011"}
     found = look(FakeMachine(tmp_path, env))
@@ -177,7 +165,6 @@ def test_variables_that_do_harm_or_nothing(tmp_path: Path) -> None:
     assert look(FakeMachine(tmp_path / "b", {"XLA_USE_BF16": "0"})).advice == ()
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeMachine(tmp_path).memory(0.5)
     (advice,) = look(made).advice
@@ -193,7 +180,6 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids(look(made)) == ([], ["shm"])
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_the_time_that_kaggle_gives(tmp_path: Path) -> None:
     with machine("kaggle-cpu", tmp_path) as made:
         assert look(made).room.left == pytest.approx(12 * 3600, abs=300)
@@ -201,7 +187,6 @@ def test_the_time_that_kaggle_gives(tmp_path: Path) -> None:
         assert look(made).room.left is None
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_little_time_that_kaggle_leaves(tmp_path: Path) -> None:
     with machine("kaggle-cpu", tmp_path) as made:
         began = time.time() - 11.5 * 3600
@@ -212,7 +197,6 @@ def test_little_time_that_kaggle_leaves(tmp_path: Path) -> None:
     assert "tpunb.save(state, step)" in advice.fix
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_generation_that_torch_xla_hardly_knows(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path, {"TPU_ACCELERATOR_TYPE": "tpu7x-8"}).chips("v7x", 4)
     found = look(made)
@@ -222,7 +206,6 @@ def test_a_generation_that_torch_xla_hardly_knows(tmp_path: Path) -> None:
     assert "v7x" not in ids(look(FakeMachine(tmp_path / "older").chips("v6e", 4)))[1]
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path).memory(8)
     made.file("sys/fs/cgroup/memory.max", f"{3 * 2**30}\n")
@@ -234,7 +217,6 @@ def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
     assert look(made).machine.memory == 8 * 2**30
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_credentials_are_named_and_never_shown(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path, {"HF_TOKEN": "hf_secret"})
     made.file("root/.kaggle/kaggle.json", '{"key": "secret"}')

@@ -148,27 +148,25 @@ def test_what_is_missing_or_wrong_is_said(
     assert str(caught.value).startswith(message)
 
 
-class TestAddresses:
-    def test_host_0_has_the_address_that_was_given(self) -> None:
-        found = Identity(2, 0, "h0", PORT, "flags", (), "10.0.0.2")
-        assert hosts.with_addresses(found, _refuse).leader == "10.0.0.2"
+@pytest.mark.parametrize(
+    ("identity", "address"),
+    [
+        (Identity(2, 0, "h0", PORT, "flags", (), "10.0.0.2"), "10.0.0.2"),  # as given
+        (Identity(2, 1, "127.0.0.1", PORT, "flags"), "127.0.0.1"),
+        (Identity(2, 0, "h0", PORT, "SkyPilot", ("10.0.0.2", "10.0.0.3")), "10.0.0.2"),
+    ],
+)
+def test_known_addresses_are_not_looked_up(identity: Identity, address: str) -> None:
+    look_up = None if identity.leader == "127.0.0.1" else _refuse
+    assert hosts.with_addresses(identity, look_up).address == address
 
-    def test_addresses_are_not_looked_up(self) -> None:
-        found = Identity(2, 1, "127.0.0.1", PORT, "flags")
-        assert hosts.with_addresses(found).address == "127.0.0.1"
 
-    def test_a_name_of_host_0_that_is_127_0_1_1_there_is_refused(self) -> None:
-        """Debian's /etc/hosts has such an entry."""
-        with pytest.raises(SetupError, match=r"h0 is 127.0.1.1 on this machine, where no other"):
-            hosts.with_addresses(Identity(2, 0, "h0", PORT, "flags"), lambda name: "127.0.1.1")
-
-    def test_it_may_be_so_on_host_0_where_its_address_is_known(self) -> None:
-        listed = Identity(2, 0, "h0", PORT, "SkyPilot", ("10.0.0.2", "10.0.0.3"))
-        assert hosts.with_addresses(listed, _refuse).address == "10.0.0.2"
-
-    def test_a_name_that_nobody_knows(self) -> None:
-        with pytest.raises(SetupError, match=r"host 0, no-such-name.invalid, does not resolve"):
-            hosts.with_addresses(Identity(2, 1, "no-such-name.invalid", PORT, "flags"))
+def test_a_name_of_host_0_that_leads_nowhere_is_refused() -> None:
+    """Debian's /etc/hosts has such an entry."""
+    with pytest.raises(SetupError, match=r"h0 is 127.0.1.1 on this machine, where no other"):
+        hosts.with_addresses(Identity(2, 0, "h0", PORT, "flags"), lambda name: "127.0.1.1")
+    with pytest.raises(SetupError, match=r"host 0, no-such-name.invalid, does not resolve"):
+        hosts.with_addresses(Identity(2, 1, "no-such-name.invalid", PORT, "flags"))
 
 
 def _refuse(name: str) -> str:

@@ -17,6 +17,8 @@ from tests.machine.machines import OF_KAGGLE, PAIR, ids, look, machine
 from tpunb.machine import packages
 from tpunb.machine.machine import detect_machine
 
+pytestmark = pytest.mark.usefixtures("starts_processes")
+
 UV = "`pip install uv && uv pip install --system --torch-backend=cpu "
 COLAB_FIX = f"{UV}torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
 KAGGLE_FIX = (
@@ -29,7 +31,6 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: version for name, version in packages.items() if name not in names}
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("place", "packages", "found", "words"),
     [
@@ -102,7 +103,6 @@ def test_a_mismatch_is_the_first_thing_to_mend(
         assert text in f"{problem.message} {problem.fix}"
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:
     packages = PAIR | {"torch": "2.15.0", "torchvision": "0.30.0", "torchaudio": "2.15.0"}
     with machine("colab-tpu", tmp_path) as made:
@@ -110,7 +110,6 @@ def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:
     assert "torchvision==0.24.0 torchaudio==2.9.0" in problem.fix
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize("python", [(3, 9, 18), (3, 14, 0)])
 def test_a_python_without_wheels(python: tuple[int, ...], tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
@@ -119,7 +118,6 @@ def test_a_python_without_wheels(python: tuple[int, ...], tmp_path: Path) -> Non
     assert "for Python 3.10 to 3.13" in problem.message
 
 
-@pytest.mark.usefixtures("starts_processes")
 @pytest.mark.parametrize(
     ("packages", "needs", "found", "words"),
     [
@@ -155,7 +153,6 @@ def test_what_one_package_needs_of_another(
     assert words in by_id[found].fix
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_on_a_machine_without_a_tpu_its_library_does_not_matter(tmp_path: Path) -> None:
     with machine("laptop", tmp_path) as made:
         assert look(made, PAIR | {"libtpu": "0.0.52"}).problems == ()
@@ -163,7 +160,6 @@ def test_on_a_machine_without_a_tpu_its_library_does_not_matter(tmp_path: Path) 
         assert ids(look(made, PAIR | {"tensorflow": "2.20.0"})) == ([], ["tensorflow"])
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_a_library_that_is_named_must_be_there(tmp_path: Path) -> None:
     with machine("v4-8", tmp_path) as made:
         made.env["TPU_LIBRARY_PATH"] = str(made.root / "libtpu.so")
@@ -174,7 +170,6 @@ def test_a_library_that_is_named_must_be_there(tmp_path: Path) -> None:
         assert ids(look(made, without(PAIR, "libtpu")))[0] == []
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_the_library_path_that_torch_xla_sets_is_not_the_users_choice(tmp_path: Path) -> None:
     with machine("v4-8", tmp_path) as made:
         made.file("libtpu/libtpu.so")
@@ -182,7 +177,6 @@ def test_the_library_path_that_torch_xla_sets_is_not_the_users_choice(tmp_path: 
         assert ids(look(made, PAIR | {"libtpu": "0.0.52"}))[0] == ["libtpu-release"]
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_what_was_installed_after_the_kernel_had_imported_another(tmp_path: Path) -> None:
     with machine("colab-tpu", tmp_path) as made:
         found = look(made, imported={"torch": SimpleNamespace(__version__="2.8.0+cpu")})
@@ -235,7 +229,6 @@ def test_what_is_installed_here_is_read_as_importlib_reads_it() -> None:
     assert "tensorflow" not in have.versions
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import threading; threading.Event().wait()")
@@ -249,7 +242,6 @@ def test_an_import_that_does_not_come_back(tmp_path: Path, monkeypatch: pytest.M
     assert str(tmp_path) not in done.stdout  # its process was killed
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_an_installation_that_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +254,6 @@ def test_an_installation_that_was_cut_short(
     assert "--force-reinstall" in problem.fix
 
 
-@pytest.mark.usefixtures("starts_processes")
 def test_looking_imports_neither_torch_nor_the_network_libraries(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path).chips("v5e", 8)
     code = (

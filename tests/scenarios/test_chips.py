@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.libtpu import FakeChip, ports_of, serving
 from tests.support import Driver
 from tpunb import cli
-from tpunb.display.status import Status
+from tpunb.display.status import RunStatus
 from tpunb.runs import chips
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, RankSnapshots
@@ -62,7 +62,7 @@ def test_chip_usage_in_top_and_in_the_run_summary(
     assert seen.result.state == "succeeded"
     # The card
     newest = [event for event in seen.of(RankSnapshots) if event.chips][-1]
-    status = Status(RunDir(seen.result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
+    status = RunStatus(RunDir(seen.result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
     status.show(newest)
     assert "chip 1: 5.0 of 16.0 GB, 33 % busy" in status.text()
     assert "chip 1: 5.0 of 16.0 GB, 33 % busy" in status.html()

@@ -11,7 +11,7 @@ import pytest
 from tests.runs.test_ownership import as_another, as_root, shared
 from tpunb.errors import TpunbError
 from tpunb.sweeps import folder as folders
-from tpunb.sweeps.folder import Kind, SweepSpec, Trial, TrialState
+from tpunb.sweeps.folder import SweepKind, SweepSpec, Trial, TrialState
 from tpunb.sweeps.study import Study
 
 __all__ = ["shared"]
@@ -25,7 +25,7 @@ def spec(tmp_path: Path) -> SweepSpec:
     notebook.write_text(
         json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     )
-    return SweepSpec(str(notebook), Kind.GRID, {}, None, None, "", "", "code", "packages")
+    return SweepSpec(str(notebook), SweepKind.GRID, {}, None, None, "", "", "code", "packages")
 
 
 def lay(folder: Path, spec: SweepSpec) -> None:

@@ -10,12 +10,12 @@ import optuna
 import pytest
 
 from tpunb.errors import MissingPackageError
-from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
-from tpunb.sweeps.planner import Search, open_journal, tell_ended
+from tpunb.sweeps.folder import SweepDir, SweepKind, SweepSpec, Trial, TrialState
+from tpunb.sweeps.planner import OptunaPlanner, open_journal
 from tpunb.sweeps.space import Choice, Range
 
 SPACE = {"lr": Range(1e-5, 1e-1, True), "depth": Range(1, 8), "name": Choice(("a", "b"))}
-SPEC = SweepSpec("nb.ipynb", Kind.SEARCH, {}, "accuracy", None, "", "", "code", "packages")
+SPEC = SweepSpec("nb.ipynb", SweepKind.SEARCH, {}, "accuracy", None, "", "", "code", "packages")
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def folder(tmp_path: Path) -> SweepDir:
     return made
 
 
-def search(folder: SweepDir, total: int = 20) -> Search:
-    return Search(folder, SPEC, SPACE, total)
+def search(folder: SweepDir, total: int = 20) -> OptunaPlanner:
+    return OptunaPlanner(folder, SPEC, SPACE, total)
 
 
-def run(planner: Search, known: dict[int, Trial], count: int) -> None:
+def run(planner: OptunaPlanner, known: dict[int, Trial], count: int) -> None:
     for _ in range(count):
         trial = planner.propose(known)
         assert trial is not None
@@ -65,7 +65,8 @@ def test_a_killed_search_continues(folder: SweepDir) -> None:
         folder.write_trial(trial)
 
     planner = search(folder)
-    tell_ended(planner, known)
+    for trial in known.values():
+        planner.tell(trial)
     assert planner.study.best_value == 8.0
     assert planner.propose(known) == unbegun
     known[4] = replace(unbegun, state=TrialState.FAILED, error="ValueError: no")
@@ -79,9 +80,7 @@ def test_a_killed_search_continues(folder: SweepDir) -> None:
     assert ended == ["COMPLETE"] * 4 + ["FAIL"] + ["COMPLETE"] * 3
 
 
-def test_an_incompletely_proposed_or_failed_trial_is_not_proposed(
-    folder: SweepDir,
-) -> None:
+def test_an_incompletely_proposed_or_failed_trial_is_not_proposed(folder: SweepDir) -> None:
     planner = search(folder)
     half = planner.study.ask({"depth": optuna.distributions.IntDistribution(1, 8)})
     proposed = planner.propose({})

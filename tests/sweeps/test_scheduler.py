@@ -125,15 +125,6 @@ def test_processes_that_a_killed_sweep_left_in_any_slot_are_ended(
             reaper.join()
 
 
-@pytest.mark.parametrize("option", ["random", "search"])
-def test_the_number_of_trials_has_a_limit(order: SweepOrder, option: str) -> None:
-    for count in (0, 10_001):
-        wanted = replace(order, **{option: count})
-        with pytest.raises(TpunbError, match=f"--{option} {count}: must be between 1 and 10,000"):
-            wanted.check()
-    replace(order, **{option: 10_000}).check()
-
-
 def test_a_failed_trial_stays_failed_unless_it_has_attempts_left(
     sweep: SweepDir, order: SweepOrder
 ) -> None:
@@ -217,11 +208,6 @@ def test_a_copied_trial_has_no_value_of_another_metric(
         assert (None if found is None else found.value) == value
 
 
-def test_again_also_runs_trials_of_another_sweep(order: SweepOrder, tmp_path: Path) -> None:
-    first = folders.open_sweep(tmp_path / "runs", order.spec(), again=True)
-    assert prepared(first, order)._again
-
-
 def test_a_metric_that_is_nan_or_of_many_steps(sweep: SweepDir, order: SweepOrder) -> None:
     scheduler = prepared(sweep, order)
     run = ran(sweep, 0, float("nan"))
@@ -242,6 +228,7 @@ def test_again_option_makes_a_new_folder_and_the_newest_is_resumed(
     second = folders.open_sweep(runs, spec, again=True)
     assert second.path != first.path
     assert second.read_spec().again
+    assert prepared(second, order)._again  # trials of other sweeps run again, too
     assert folders.open_sweep(runs, spec, again=False).path == second.path
 
 
@@ -375,6 +362,8 @@ def test_sweep_is_locked_to_one_process(sweep: SweepDir) -> None:
         ({"search": 2, "metric": None}, "--search needs --metric"),
         ({"maximize": True, "metric": None}, "--maximize needs --metric"),
         ({"trials": [{"lr": 1}]}, "trials= cannot be combined"),
+        ({"random": 0}, "--random 0: must be between 1 and 10,000"),
+        ({"search": 10_001}, "--search 10001: must be between 1 and 10,000"),
     ],
 )
 def test_contradictory_options_are_refused(

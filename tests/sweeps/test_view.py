@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tpunb.sweeps.folder import Kind, SweepSpec, Trial, TrialState
+from tpunb.sweeps.folder import SweepKind, SweepSpec, Trial, TrialState
 from tpunb.sweeps.table import SweepTable
 from tpunb.sweeps.view import make_view
 
 SPEC = SweepSpec(
-    "nb.ipynb", Kind.GRID, {"lr": [0.1, 0.2]}, "loss", None, "", "", "code", "packages"
+    "nb.ipynb", SweepKind.GRID, {"lr": [0.1, 0.2]}, "loss", None, "", "", "code", "packages"
 )
 
 

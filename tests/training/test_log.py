@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -149,15 +148,6 @@ def test_nan_and_infinity_can_be_read_back(run: Path) -> None:
     assert frame["b"].tolist() == [math.inf]
 
 
-def test_many_records_keep_their_order(run: Path) -> None:
-    for step in range(5000):
-        log(step, loss=step / 2)
-    flush_metrics()
-    records = written(run)
-    assert [record["step"] for record in records] == list(range(5000))
-    assert [record["loss"] for record in records] == [step / 2 for step in range(5000)]
-
-
 def test_several_threads_may_log(run: Path) -> None:
     def work(number: int) -> None:
         for step in range(300):
@@ -170,8 +160,8 @@ def test_several_threads_may_log(run: Path) -> None:
         thread.join()
     flush_metrics()
     for number in range(4):
-        steps = [r["step"] for r in written(run) if f"thread{number}" in r]
-        assert steps == list(range(300))
+        rows = [r for r in written(run) if f"thread{number}" in r]
+        assert [r["step"] for r in rows] == [r[f"thread{number}"] for r in rows] == [*range(300)]
 
 
 def test_a_file_that_cannot_be_written_does_not_end_the_training(
@@ -295,23 +285,11 @@ def test_under_torchrun_without_a_run_rank_0_prints(
 
 
 @pytest.mark.usefixtures("starts_processes")
-def test_log_does_not_import_torch(tmp_path: Path) -> None:
-    program = """
-        import sys
-        import tpunb
-        from tpunb.training.log import flush_metrics
-        tpunb.log(1, loss=0.5)
-        flush_metrics()
-        assert not {"torch", "numpy", "pandas"} & set(sys.modules)
-    """
-    env = {**os.environ, "TPUNB_RUN": str(tmp_path), "RANK": "0"}
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=env, check=True)
-    assert [record["loss"] for record in written(tmp_path)] == [0.5]
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_process_exit_writes_all_records(tmp_path: Path) -> None:
-    program = "import tpunb\nfor step in range(500): tpunb.log(step, loss=0.5)"
+def test_all_records_are_written_at_the_end_without_importing_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys, tpunb\nfor step in range(500): tpunb.log(step, loss=0.5)\n"
+        "assert not {'torch', 'numpy', 'pandas'} & set(sys.modules)"
+    )
     env = {**os.environ, "TPUNB_RUN": str(tmp_path), "RANK": "0"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
     assert len(written(tmp_path)) == 500

@@ -354,29 +354,16 @@ def counted_samples(parts: Partition) -> list[int]:
     return samples
 
 
-@given(SIZES, BATCHES, WORLDS)
-def test_partition_pad_counts_every_sample_once_in_order(size: int, batch: int, world: int) -> None:
-    parts = partition(size, batch, world, "pad")
-    assert counted_samples(parts) == list(range(size))
-    assert len(parts.steps) == -(-size // (batch * world))
-
-
-@given(SIZES, BATCHES, WORLDS)
-def test_partition_drop_leaves_out_only_a_partial_step(size: int, batch: int, world: int) -> None:
-    whole = batch * world
-    parts = partition(size, batch, world, "drop")
-    assert counted_samples(parts) == list(range(size // whole * whole))
-    assert all(parts.count(step) == whole for step in range(len(parts.steps)))
-
-
-@given(SIZES, BATCHES, WORLDS)
-def test_partition_repeat_fills_the_last_step_with_the_first_samples(
-    size: int, batch: int, world: int
+@given(SIZES, BATCHES, WORLDS, st.sampled_from(REMAINDERS))
+def test_partition_counts_every_sample_in_order_but_for_the_last_step(
+    size: int, batch: int, world: int, remainder: Remainder
 ) -> None:
     whole = batch * world
-    parts = partition(size, batch, world, "repeat")
-    steps = -(-size // whole)
-    assert counted_samples(parts) == [at % size for at in range(steps * whole)]
+    parts = partition(size, batch, world, remainder)
+    steps = size // whole if remainder == "drop" else -(-size // whole)
+    assert len(parts.steps) == steps
+    counted = size if remainder == "pad" else steps * whole
+    assert counted_samples(parts) == [at % size for at in range(counted)]
 
 
 @given(SIZES, WORLDS)

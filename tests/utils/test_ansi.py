@@ -68,17 +68,8 @@ PIECES = st.lists(
     st.one_of(
         st.sampled_from(
             [
-                "\n",
-                "\r",
-                "\r\n",
-                "\x1b",
-                "\x1b[A",
-                "\x1b[2A",
-                "\x1b[K",
-                RED,
-                RESET,
-                "\x1b]0;",
-                "\x07",
+                *("\n", "\r", "\r\n", "\x1b", "\x1b[A", "\x1b[2A", "\x1b[K"),
+                *(RED, RESET, "\x1b]0;", "\x07"),
             ]
         ),
         st.text(alphabet="ab[A0;漢 \t\x08", max_size=6),
@@ -161,25 +152,16 @@ def test_a_bar_of_tqdm_is_one_line() -> None:
     assert line.startswith("100%")
 
 
-def test_nested_bars_of_tqdm_leave_a_line_for_each_bar_and_not_for_each_step() -> None:
+@pytest.mark.parametrize("leave", [False, True])
+def test_nested_bars_of_tqdm_are_lines_for_bars_and_not_for_steps(leave: bool) -> None:
     stream = io.StringIO()
     for _ in tqdm(range(3), desc="epochs", file=stream, mininterval=0, ncols=60):
-        for _ in tqdm(range(50), desc="steps", file=stream, mininterval=0, ncols=60, leave=False):
+        for _ in tqdm(range(50), "steps", file=stream, mininterval=0, ncols=60, leave=leave):
             time.sleep(0)
-    stream.write("done\n")
+    stream.write("done\n" if not leave else "")
     assert stream.getvalue().count("\n") > 100
     lines = [line.partition("|")[0].strip() for line in whole(stream.getvalue())]
-    assert lines[-2:] == ["epochs: 100%", "done"]
-    assert len(lines) < 10
-
-
-def test_nested_bars_of_tqdm_that_stay() -> None:
-    stream = io.StringIO()
-    for _ in tqdm(range(3), desc="epochs", file=stream, mininterval=0, ncols=60):
-        for _ in tqdm(range(50), desc="steps", file=stream, mininterval=0, ncols=60):
-            time.sleep(0)
-    lines = [line.partition("|")[0].strip() for line in whole(stream.getvalue())]
-    assert lines[-1] == "epochs: 100%"
+    assert lines[-2:] == ["epochs: 100%", "done"] if not leave else lines[-1] == "epochs: 100%"
     assert len(lines) < 10
 
 

@@ -29,7 +29,7 @@ class Sent:
         "-p", "--pair", metavar=("NAME", "VALUE"), repeatable=True, help="several"
     )
     folder: Path = option("--folder", type=Path, default=Path.cwd, help="made when it is needed")
-    quick: bool = flag("--quick", help="at once", group="how", old_name="--fast", exclusive=True)
+    quick: bool = flag("--quick", help="at once", group="how", exclusive=True)
     slow: bool = flag("--slow", help="later", group="how", exclusive=True)
 
 
@@ -68,17 +68,7 @@ def test_of_options_that_exclude_each_other_one_is_taken(
     assert "argument --slow: not allowed with argument --quick" in capsys.readouterr().err
 
 
-def test_an_old_name_works_and_is_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parsed("a", "--fast").quick
-    assert capsys.readouterr().err == (
-        "warning: send --fast is now --quick; the old name will be removed\n"
-    )
-    assert "--fast" not in parser().format_help()
-
-
-def test_a_subcommand_names_the_nearest_of_its_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_subcommand_names_the_nearest_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     main = OptionParser(prog="main")
     add_options(main.add_subparsers().add_parser("send"), Sent)
     assert failed(main, "send", "a", "--foldre=b") == 2

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.drivers.kernel import PATIENCE, until
+from tests.drivers.kernel import until
 from tpunb.utils import processes
 
 
@@ -43,13 +42,6 @@ def child(starts_processes: None) -> Iterator[subprocess.Popen[str]]:
     made.stdout.close()
 
 
-def wait_for(gone: processes.Process) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while processes.is_alive(gone):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_zombie(child: subprocess.Popen[str]) -> None:
     assert not processes.is_zombie(child.pid)
     child.kill()
@@ -67,7 +59,7 @@ def test_a_process_is_told_from_a_later_one_with_its_pid(child: subprocess.Popen
         processes.Process(found.pid, found.started - 1), signal.SIGKILL
     )
     child.kill()
-    wait_for(found)  # a zombie does not count
+    until(lambda: not processes.is_alive(found), "it has ended")  # a zombie does not count
     assert processes.find_process(child.pid) is None
     assert not processes.send_signal(found, signal.SIGTERM)
 
@@ -95,9 +87,7 @@ print(children() == [str(own.pid)], own.wait())
 
 def test_descendants_parents_first(child: subprocess.Popen[str]) -> None:
     deep = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], start_new_session=True)
-    deadline = time.monotonic() + PATIENCE
-    while len(processes.descendants(deep.pid)) < 1:
-        assert time.monotonic() < deadline
+    until(lambda: processes.descendants(deep.pid), "it has a child")
     found = [process.pid for process in processes.descendants(os.getpid())]
     (sleep,) = processes.descendants(deep.pid)
     assert child.pid in found

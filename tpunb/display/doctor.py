@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from tpunb.machine.doctor import Report
-from tpunb.machine.problem import Problem
+from tpunb.machine.doctor import SetupReport
+from tpunb.machine.problem import SetupProblem
 from tpunb.utils.terminal import PaintedText, Style, join, paint
 from tpunb.utils.text import duration, memory_size
 
@@ -19,7 +19,7 @@ _FAINT = "opacity:0.7"
 _COMMAND = re.compile("`([^`]+)`")
 
 
-def report_text(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
+def report_text(report: SetupReport, own: Sequence[tuple[str, str]] = ()) -> str:
     """Return the report as text. `own`: additional rows, about the kernel that shows it."""
     rows = [*_rows(report), *own]
     wide = max(len(name) for name, _ in rows)
@@ -37,7 +37,7 @@ def report_text(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
     return join("\n", lines)
 
 
-def report_card(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
+def report_card(report: SetupReport, own: Sequence[tuple[str, str]] = ()) -> str:
     """Return the report as HTML."""
     colour = _BAD if report.problems else _GOOD
     parts = [f"<div><b>{escape(_headline(report))}</b></div>"]
@@ -60,29 +60,29 @@ def report_card(report: Report, own: Sequence[tuple[str, str]] = ()) -> str:
     )
 
 
-def _fix(problem: Problem) -> PaintedText:
+def _fix(problem: SetupProblem) -> PaintedText:
     return paint(f"  → {problem.fix}", Style.STRONG, end=len("  → "))
 
 
-def _labelled(label: str, problem: Problem) -> list[str]:
+def _labelled(label: str, problem: SetupProblem) -> list[str]:
     message = paint(f"{label} {problem.message}", Style.STRONG, end=len(label))
     return [message, _fix(problem)]
 
 
-def _problem(problem: Problem, before: str = "", *, faint: bool = False) -> str:
+def _problem(problem: SetupProblem, before: str = "", *, faint: bool = False) -> str:
     style = f"margin:4px 0 0 0;{_FAINT}" if faint else "margin:4px 0 0 0"
     fix = _COMMAND.sub(r"<code>\1</code>", escape(problem.fix))
     return f'<div style="{style}">{escape(before + problem.message)}<br>→ {fix}</div>'
 
 
-def _headline(report: Report) -> str:
+def _headline(report: SetupReport) -> str:
     if report.problems:
         count = len(report.problems)
         return "1 issue found:" if count == 1 else f"{count} issues found, the first:"
     return f"Ready: {_cores(report)}"
 
 
-def _cores(report: Report) -> str:
+def _cores(report: SetupReport) -> str:
     machine, cores = report.machine, report.cores
     many = f"{cores} core{'s' if cores != 1 else ''}"
     if machine.device == "CPU":
@@ -91,7 +91,7 @@ def _cores(report: Report) -> str:
     return f"{many} on {machine.chips} TPU {machine.generation} {chips}"
 
 
-def _rows(report: Report) -> list[tuple[str, str]]:
+def _rows(report: SetupReport) -> list[tuple[str, str]]:
     machine, room = report.machine, report.room
     names = " · ".join(
         f"{name} {version}" for name, version in report.packages.main_versions().items()
@@ -115,7 +115,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _device(report: Report) -> str:
+def _device(report: SetupReport) -> str:
     machine = report.machine
     if not machine.chips and machine.device == "TPU":
         return "no TPU, although PJRT_DEVICE=TPU is set: nothing can run"

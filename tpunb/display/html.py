@@ -18,7 +18,7 @@ from tpunb.runs.chips import Chip, describe_chips
 from tpunb.runs.events import RankSnapshot
 from tpunb.runs.result import Failure, RunResult, number_lines
 from tpunb.runs.spec import FailureKind
-from tpunb.utils.text import name_ranks
+from tpunb.utils.text import excerpt, name_ranks
 
 STOP, STOP_NOW, LEAVE = "Stop", "Stop now", "Stop following"
 """Labels of the button: the first press stops the run, the second skips the grace period; in a cell
@@ -170,7 +170,6 @@ def badges_html(badges: Sequence[RankBadge], hosts: Sequence[str] = ()) -> str:
 
 
 def _numbered_row(badges: Sequence[RankBadge], names: Sequence[str]) -> str:
-    """Return a box with the number of each rank."""
     boxes = []
     for name, badge in zip(names, badges, strict=True):
         width = 2 if badge.is_odd else 1
@@ -378,7 +377,6 @@ class FailureDetails:
         return cls(result.failure, cause, fix, text, link, source)
 
     def lines(self) -> list[str]:
-        """Return the details as lines of text."""
         failure = self.failure
         lines = [*number_lines(failure.source, failure.line), *self._places()]
         lines += [f"{label}: {text}" for label, text in self._advice()]
@@ -386,7 +384,6 @@ class FailureDetails:
         return [*lines, *self.traceback.rstrip().splitlines()]
 
     def html(self) -> str:
-        """Return the source lines, cause, fix and folded traceback as HTML."""
         failure, parts = self.failure, []
         if self.link and failure.cell_id is not None:
             href = escape(f"#cell-id={failure.cell_id}", quote=True)
@@ -394,15 +391,16 @@ class FailureDetails:
             parts.append(f'<div><a href="{href}">go to cell [{failure.cell}]{line}</a></div>')
         if failure.source:
             numbered = number_lines(failure.source, failure.line)
-            lines = [
-                f"<b>{escape(clip(text))}</b>" if number == failure.line else escape(clip(text))
-                for (number, _), text in zip(failure.source, numbered, strict=True)
-            ]
+            lines = [escape(excerpt(text, MAX_LINE)) for text in numbered]
+            for at, (number, _) in enumerate(failure.source):
+                if number == failure.line:
+                    lines[at] = f"<b>{lines[at]}</b>"
             parts.append(preformatted("\n".join(lines)))
         if places := self._places():
-            parts.append(preformatted(escape("\n".join(map(clip, places)))))
+            shown = "\n".join(excerpt(place, MAX_LINE) for place in places)
+            parts.append(preformatted(escape(shown)))
         parts += [
-            f"<div><b>{label}:</b> {escape(clip(text, MAX_TEXT))}</div>"
+            f"<div><b>{label}:</b> {escape(excerpt(text, MAX_TEXT))}</div>"
             for label, text in self._advice()
         ]
         if self.source:
@@ -419,11 +417,6 @@ class FailureDetails:
 
     def _advice(self) -> list[tuple[str, str]]:
         return [(label, text) for label, text in (("Why", self.cause), ("Fix", self.fix)) if text]
-
-
-def clip(text: str, most: int = MAX_LINE) -> str:
-    """Return at most `most` characters of a text."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def preformatted(inner: str) -> str:
@@ -481,13 +474,12 @@ class Card:
     """Other failures, missing values and how to continue, once the run has ended."""
 
     def html(self) -> str:
-        """Return the card as HTML."""
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
         button = f" · {_BUTTON}{escape(self.stop)}</button>" if self.stop else ""
         rows = [f"<div>{head}{button}</div>"]
         if self.failure is not None:
             rows.append(self.failure.html())
-        rows += [f"<div>{escape(clip(line, MAX_TEXT))}</div>" for line in self.remarks]
+        rows += [f"<div>{escape(excerpt(line, MAX_TEXT))}</div>" for line in self.remarks]
         if self.progress:
             rows.append(self._progress())
         if self.metrics:
@@ -519,7 +511,7 @@ class Card:
                 f"background-color:{self.colour}"
             )
             bar = f'<div style="{track};margin:6px 0 2px 0"><div style="{filled}"></div></div>'
-        return f'{bar}<div style="{_FAINT}">{escape(clip(self.progress))}</div>'
+        return f'{bar}<div style="{_FAINT}">{escape(excerpt(self.progress, MAX_LINE))}</div>'
 
     def _metrics(self) -> str:
         cells = []
@@ -536,7 +528,7 @@ class Card:
                 )
             cells.append(
                 f'<div style="margin:0 8px 2px 0"><span style="{_FAINT}">'
-                f"{escape(clip(metric.name, MAX_NAMES))}</span> "
+                f"{escape(excerpt(metric.name, MAX_NAMES))}</span> "
                 f"<b>{escape(metric.value)}</b>{picture}</div>"
             )
         if self.more:

@@ -1,15 +1,14 @@
-"""The ranks' output in the cell: whole lines with their ranks, folded and rate-limited.
+"""The ranks' output in the cell: whole lines with their ranks, equal ones folded.
 
-Front ends are slow, and a Jupyter server drops output beyond about 1 MB or 1,000 messages a
-second (jupyter_server's iopub_data_rate_limit, iopub_msg_rate_limit) without reporting how much.
-So less than that is sent, and a line reports how many lines are left out at that point. Nothing is
-lost: run.log has every line.
+In a notebook the output has a budget (`output_budget`): its first lines are shown, and then the
+newest. So it stays below what front ends and a Jupyter server's limits can take (about 1 MB or
+1,000 messages a second). A terminal gets every line, as run.log does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tpunb.display.output_budget import MOST, NEWEST, OutputBudget
@@ -20,12 +19,6 @@ from tpunb.runs.spec import RunState
 from tpunb.utils.ansi import Lines, strip_ansi
 from tpunb.utils.text import fold, name_ranks
 
-RATE = 300_000
-"""Maximum bytes that are written in any one second."""
-RESERVE = 50_000
-"""Bytes of RATE that are reserved for the end of the run: half for lines, half for the last lines
-of the rank that failed."""
-WINDOW = 1.0
 SETTLE = 0.05
 """Seconds that lines wait for equal lines of other ranks."""
 BURST = 2
@@ -36,14 +29,10 @@ LAST_LINES = 20
 """Last lines of a failed rank's stderr that are always shown."""
 _FEW = 32
 """Maximum number of ranks whose lines are folded before they are cut: folding saves space."""
-_PREFIX = 8
-"""Estimated bytes that the rank and the line end add to a line."""
 
 
 @dataclass
 class _Source:
-    """One stream of one rank."""
-
     lines: Lines = field(default_factory=Lines)
     last: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     count: int = 0
@@ -53,15 +42,17 @@ class _Source:
     since: float | None = None
     """Time at which the unfinished line began."""
 
-    def feed(self, text: str, now: float, head: int, tail: int) -> tuple[list[str], int]:
+    def feed(self, text: str, now: float, ends: tuple[int, int] | None) -> tuple[list[str], int]:
         """Return the new lines that may be shown, and the number of skipped lines.
 
-        In long text only the first `head` and the last `tail` characters are split into lines.
+        `ends`: in long text only so many characters at its beginning and at its end are split into
+        lines.
         """
         lines: list[str] = []
         passed = 0
-        if len(text) > head + tail:
+        if ends is not None and len(text) > sum(ends):
             # More than can be shown: the middle is only counted, which is fast.
+            head, tail = ends
             first = text.find("\n", head) + 1
             start = text.find("\n", len(text) - tail) + 1
             if 0 < first < start:
@@ -80,34 +71,13 @@ class _Source:
         return lines, passed
 
     def rest(self) -> list[str]:
-        """Return the unfinished line as the last one."""
         lines = self.lines.rest()
         self.count += len(lines)
         self.last.extend(lines)
         return lines
 
     def last_lines(self) -> list[str]:
-        """Return the last lines, if any of them may not have been shown."""
         return list(self.last) if self.unseen > max(0, self.count - LAST_LINES) else []
-
-
-@dataclass
-class _Pending:
-    """The newest lines of a rank that have not been shown yet."""
-
-    lines: list[str] = field(default_factory=list)
-    size: int = 0
-    left_out: int = 0
-    """Number of older lines that were dropped."""
-
-    def cut(self, most: int) -> int:
-        """Drop the oldest lines until at most `most` bytes are left; return their number."""
-        start, total = len(self.lines), 0
-        while start and total + (size := _size(self.lines[start - 1])) <= most:
-            start, total = start - 1, total + size
-        self.lines, self.size = self.lines[start:], total
-        self.left_out += start
-        return start
 
 
 class LogView:
@@ -130,13 +100,12 @@ class LogView:
         self._burst = burst
         self._sources: dict[tuple[int | None, str], _Source] = {}
         self._notes: list[str] = []
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, list[str]] = {}
+        """The newest lines of each rank that have not been shown yet."""
         self._since: float | None = None
         """Time at which the oldest pending line came; None if no line is pending."""
         self._last: deque[float] = deque(maxlen=burst)
         """Times of the last writes."""
-        self._written: deque[tuple[float, int]] = deque()
-        """Times and bytes of the writes within the window; the newest write always stays."""
 
     def feed(self, rank: int | None, stream: str, text: str, now: float) -> None:
         """Add text of a rank.
@@ -148,12 +117,12 @@ class LogView:
             return
         source = self._sources.setdefault((rank, stream), _Source())
         budget = self._budget
-        head, tail = (budget.room or 0, MOST) if budget.is_limited else (0, RATE)
-        lines, passed = source.feed(text, now, head, tail)
+        ends = (budget.room or 0, MOST) if budget.is_limited else None
+        lines, passed = source.feed(text, now, ends)
         if rank is None or not shown:
             source.unseen = source.count
         elif lines or passed:
-            self._keep(rank, lines, passed, now)
+            self._keep(rank, lines, now)
 
     def note(self, text: str, now: float) -> None:
         """Add a line of tpunb itself, which is never left out."""
@@ -167,23 +136,18 @@ class LogView:
         """
         if self._since is None:
             return
-        if at_once:
-            self._emit(RATE - RESERVE - self._used(now), now)
-            return
-        if now - self._since < SETTLE and not self._all_have_written:
-            return
-        if len(self._last) == self._burst and now - self._last[0] < self._burst * self._interval:
-            return
-        allowed = RATE - RESERVE - self._used(now)
-        pending = sum(lines.size for lines in self._pending.values())
-        # Lines that do not fit now may fit in the next window.
-        if self._budget.is_limited or pending <= allowed or allowed == RATE - RESERVE:
-            self._emit(allowed, now)
+        if not at_once:
+            if now - self._since < SETTLE and not self._all_have_written:
+                return
+            pause = self._burst * self._interval
+            if len(self._last) == self._burst and now - self._last[0] < pause:
+                return
+        self._emit(now)
 
     @property
     def _all_have_written(self) -> bool:
         """True if all shown ranks have equally many pending lines, so that none need wait."""
-        counts = {len(pending.lines) for pending in self._pending.values()}
+        counts = {len(lines) for lines in self._pending.values()}
         return len(self._pending) == len(self._logs) and len(counts) == 1
 
     @property
@@ -213,58 +177,28 @@ class LogView:
             if (lines := source.rest()) and rank in self._logs and stream != "prelude":
                 assert rank is not None
                 # The ranks' bars differ only in their times; without these they can be folded.
-                self._keep(rank, [strip_times(line) for line in lines], 0, now)
-        self._emit(RATE - RESERVE // 2 - self._used(now), now)
+                self._keep(rank, [strip_times(line) for line in lines], now)
+        self._emit(now)
         if failure is not None:
             self._budget.write_always(self._last_lines(failure))
 
-    def _keep(self, rank: int, lines: list[str], passed: int, now: float) -> None:
-        pending = self._pending.setdefault(rank, _Pending())
+    def _keep(self, rank: int, lines: list[str], now: float) -> None:
         self._since = now if self._since is None else self._since
+        pending = self._pending.setdefault(rank, [])
+        pending += lines
         if self._budget.is_limited:
-            pending.lines += lines
-            del pending.lines[self._budget.most_lines : -NEWEST]
-            return
-        if passed:
-            pending.cut(0)
-            pending.left_out += passed
-            self._hide(rank)
-        pending.lines += lines
-        pending.size += _size("\n".join(lines)) + _PREFIX * (len(lines) - 1)
-        if pending.size > 2 * RATE and pending.cut(RATE):
-            self._hide(rank)
+            del pending[self._budget.most_lines : -NEWEST]
 
-    def _hide(self, rank: int) -> None:
-        """Note that lines of a rank are left out, of an unknown stream."""
-        if source := self._sources.get((rank, "stderr")):
-            source.unseen = source.count
-
-    def _used(self, now: float) -> int:
-        """Return the bytes that were written within the last second."""
-        while self._written and now - self._written[0][0] >= WINDOW:
-            if len(self._written) == 1:
-                return 0
-            self._written.popleft()
-        return sum(size for _, size in self._written)
-
-    def _emit(self, most: int, now: float) -> None:
-        """Write all pending lines; at most `most` bytes of them if the output has no budget."""
-        notes = "".join(f"{note}\n" for note in self._notes)
-        if self._budget.is_limited:
-            lines = self._limited()
-            self._budget.write_always(notes)
-        else:
-            lines, left_out = self._take(most)
-            if total := sum(left_out.values()):
-                what = "1 line" if total == 1 else f"{total:,} lines"
-                notes += f"[{self._name(left_out)}] … {what} not shown; all are in run.log\n"
-            lines = notes + lines
+    def _emit(self, now: float) -> None:
+        """Write all pending lines for which the budget has room."""
+        lines = self._limited() if self._budget.is_limited else self._folded()
+        self._budget.write_always("".join(f"{note}\n" for note in self._notes))
         self._budget.add(lines)
         if self._budget.room == 0:  # only the newest lines of all ranks are visible
             for rank in self._pending:
-                self._hide(rank)
+                if source := self._sources.get((rank, "stderr")):
+                    source.unseen = source.count
         self._last.append(now)
-        self._written.append((now, len(lines.encode())))
         self._notes, self._pending, self._since = [], {}, None
 
     def _limited(self) -> str:
@@ -274,26 +208,14 @@ class LogView:
         each = NEWEST if len(self._pending) <= _FEW else share
         while True:
             for pending in self._pending.values():
-                del pending.lines[self._budget.most_lines : -each]
+                del pending[self._budget.most_lines : -each]
             lines = self._folded()
             if each <= share or lines.count("\n") <= self._budget.most_lines + NEWEST:
                 return lines
             each = max(share, each // 2)
 
-    def _take(self, most: int) -> tuple[str, dict[int, int]]:
-        """Return at most `most` bytes of pending lines, and the number left out of each rank."""
-        share = most
-        while len((lines := self._folded()).encode()) > most:
-            sizes = {rank: pending.size for rank, pending in self._pending.items()}
-            for rank, room in _shares(sizes, share).items():
-                if self._pending[rank].cut(room):
-                    self._hide(rank)
-            share = share * 3 // 4
-        return lines, {rank: w.left_out for rank, w in self._pending.items() if w.left_out}
-
     def _folded(self) -> str:
-        written = {rank: pending.lines for rank, pending in self._pending.items()}
-        return "".join(f"[{self._name(ranks)}] {line}\n" for line, ranks in fold(written))
+        return "".join(f"[{self._name(ranks)}] {line}\n" for line, ranks in fold(self._pending))
 
     def _last_lines(self, failure: Failure) -> str:
         rank = failure.rank
@@ -310,20 +232,6 @@ class LogView:
                 f"{line}\n" for line in prelude.last_lines()
             )
         return ""
-
-
-def _size(text: str) -> int:
-    """Return the bytes of a line with one label and line end; of several lines, without more."""
-    return _PREFIX + (len(text) if text.isascii() else len(text.encode()))
-
-
-def _shares(sizes: Mapping[int, int], budget: int) -> dict[int, int]:
-    """Divide a budget among ranks: small needs are met in full, the others share evenly."""
-    shares: dict[int, int] = {}
-    for rank in sorted(sizes, key=sizes.__getitem__):
-        shares[rank] = min(sizes[rank], budget // (len(sizes) - len(shares)))
-        budget -= shares[rank]
-    return shares
 
 
 # Tracebacks, removed from the ranks' output: the end of the run shows the first one
@@ -352,7 +260,6 @@ class TracebackFilter:
         self._ranks: dict[int, _ExpectedTraceback] = {}
 
     def failure(self, rank: int) -> Failure | None:
-        """Return the failure that a rank has reported, if any."""
         if rank not in self._ranks:
             failure = self._run.read_error(self._attempt, rank)
             if failure is None:

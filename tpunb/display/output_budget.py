@@ -41,7 +41,6 @@ class OutputBudget:
 
     @property
     def is_limited(self) -> bool:
-        """True if there is a limit."""
         return self.room is not None
 
     @property

@@ -12,7 +12,7 @@ from tpunb.display import formatters, html, output_budget
 from tpunb.display.front_end import FrontEnd, ReplacedOutput, current_front_end
 from tpunb.display.log_view import BURST, LogView, TracebackFilter
 from tpunb.display.output_budget import OutputBudget
-from tpunb.display.status import Status
+from tpunb.display.status import RunStatus
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, Figure, Note, Output, RankEnded, RanksStarted
 from tpunb.runs.result import RunResult
@@ -70,7 +70,7 @@ class RunView:
         self._newest: tuple[float, list[str]] = (-math.inf, [])
         """The newest lines that were shown last, and the time when they were shown."""
         self._tracebacks = TracebackFilter(run)
-        self._status = Status(spec, relative_path(run.path), clock=clock, age=age, stop=stop)
+        self._status = RunStatus(spec, relative_path(run.path), clock=clock, age=age, stop=stop)
         self._figures: dict[int, Path] = {}
         """Figures that are not shown yet, by number."""
         self._figures_named: set[int] = set()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from tpunb.display import progress
 from tpunb.display.chart import SMALL, chart_image, steps_image
 from tpunb.display.html import (
+    MAX_LINE,
     STOP,
     STOP_NOW,
     Card,
@@ -16,7 +17,6 @@ from tpunb.display.html import (
     FailureDetails,
     RankBadge,
     Sparkline,
-    clip,
     describe_badges,
     describe_some_chips,
     rank_badges,
@@ -42,7 +42,7 @@ from tpunb.runs.events import (
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
 from tpunb.utils.terminal import Style, join, paint
-from tpunb.utils.text import duration, fold
+from tpunb.utils.text import duration, excerpt, fold
 
 MOST_METRICS = 6
 MOST_UNFINISHED = 8
@@ -69,7 +69,7 @@ the card may change once a minute only."""
 _WORDS = {RunState.TIMED_OUT: "stopped at the time-out", RunState.INTERRUPTED: "stopped"}
 
 
-class Status:
+class RunStatus:
     """The state of a run, built up from its events.
 
     `folder`: shown unchanged. `age`: seconds since the run began. `stop`: label of the button.
@@ -124,7 +124,6 @@ class Status:
         """Unfinished lines of each rank, including progress bars."""
 
     def show(self, event: Event) -> None:
-        """Update the status with an event."""
         match event:
             case Phase():
                 self._phase = event
@@ -338,7 +337,8 @@ class Status:
                     others.setdefault(rank, []).append(line)
                 else:
                     read.setdefault(rank, []).append(bar)
-        folded = [clip(f"[{self._spec.name_ranks(ranks)}] {text}") for text, ranks in fold(others)]
+        named = (f"[{self._spec.name_ranks(ranks)}] {text}" for text, ranks in fold(others))
+        folded = [excerpt(line, MAX_LINE) for line in named]
         left_out = len(folded) - MOST_UNFINISHED
         if left_out > 0:
             folded[-left_out:] = [f"… and {left_out} more"]
@@ -385,7 +385,6 @@ class Status:
         )
 
     def _lost(self, result: RunResult) -> list[int]:
-        """Return the ranks of lost hosts."""
         lost = {each.host for each in result.failures if each.kind is FailureKind.HOST_LOST}
         hosts = [number for number, host in enumerate(self._spec.hosts) if host in lost]
         return [rank for number in hosts for rank in self._spec.ranks_on(number)]

@@ -29,8 +29,6 @@ EVERY = 1.0
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A snapshot of one active run."""
-
     run: str
     state: RunState
     phase: str

@@ -24,7 +24,7 @@ from tpunb.notebook.lint.walk import parse_cells
 from tpunb.runs.spec import RunState
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
-from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial, TrialState
+from tpunb.sweeps.folder import SweepDir, SweepKind, SweepSpec, Trial, TrialState
 from tpunb.sweeps.study import Study
 from tpunb.sweeps.table import SweepTable
 from tpunb.sweeps.view import make_view
@@ -157,7 +157,7 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
     beside = () if snapshot.path is None else (Path(snapshot.path).absolute().parent,)
     spec = SweepSpec(
         notebook=snapshot.path or snapshot.name,
-        kind=Kind.GRID,
+        kind=SweepKind.GRID,
         space={name: tried.to_json() for name, tried in space.items()},
         metric=None,
         maximize=None,

@@ -128,7 +128,7 @@ class TpuMagics(Magics):
         if change := self.session.choose_device():
             print(change)
         runs = self.session.defaults.runs
-        wanted = debug.DebugOptions(
+        wanted = debug.DebugSettings(
             report=None
             if chosen.no_report
             else lambda report: front_end.show_bundle(report.bundle()),

@@ -26,7 +26,7 @@ from tpunb.kernel.settings import PlainNames
 from tpunb.kernel.taken import TakenValues, take
 from tpunb.machine import environment
 from tpunb.machine.auto_stop import TpuVm
-from tpunb.machine.environment import Change, SpmdEnvironment
+from tpunb.machine.environment import EnvChange, SpmdEnvironment
 from tpunb.machine.machine import Machine
 from tpunb.notebook.capture.capture import capture
 from tpunb.notebook.capture.history import History
@@ -218,7 +218,7 @@ class RunRequest:
     """The environment if one process drives all cores; None: one process for each core."""
     env: Mapping[str, str]
     """The ranks' environment."""
-    changes: tuple[Change, ...]
+    changes: tuple[EnvChange, ...]
     """Differences between the ranks' environment and the kernel's."""
     target: Target
     """This machine, or the place that `--on` names."""

@@ -13,7 +13,7 @@ from tpunb.display import front_end
 from tpunb.display.doctor import report_card, report_text
 from tpunb.kernel import device
 from tpunb.machine import machine, tpu_users
-from tpunb.machine.doctor import Report
+from tpunb.machine.doctor import SetupReport
 from tpunb.utils.errors import INSTALL_XLA, DeviceBusyError, MissingPackageError
 
 PRELOADING, PRELOADED = "preloading in the background", "preloaded"
@@ -24,7 +24,7 @@ _LEAVING = 0.5
 
 
 def show_report(
-    report: Report,
+    report: SetupReport,
     *,
     preload: str,
     json: bool,

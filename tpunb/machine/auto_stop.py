@@ -30,17 +30,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from tpunb.machine import machine, metadata, tpu_users
 from tpunb.runs import directory, state, upload
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import StopCause
-from tpunb.utils import interrupts, tools
+from tpunb.utils import interrupts, records, tools
 from tpunb.utils.errors import SetupError
 from tpunb.utils.files import write_json
 from tpunb.utils.tools import ToolError, ToolProblem
 
+T = TypeVar("T")
 COUNTDOWN = 60.0
 """Seconds of warning, in which the user can cancel."""
 INTERVAL = 1.0
@@ -61,19 +62,7 @@ _OTHER_PLATFORMS = {
 
 
 @dataclass(frozen=True)
-class _Node:
-    """What gcloud prints about a TPU VM, as far as it is needed."""
-
-    state: str | None = None
-    acceleratorType: str | None = None  # noqa: N815 (as gcloud prints it, like the names below)
-    networkEndpoints: tuple[Mapping[str, Any], ...] | None = None  # noqa: N815
-    schedulingConfig: Mapping[str, Any] | None = None  # noqa: N815
-
-
-@dataclass(frozen=True)
 class TpuVm:
-    """A TPU VM of one host."""
-
     name: str
     zone: str
     project: str
@@ -87,9 +76,13 @@ class TpuVm:
         `projects.locations.nodes.stop` "is only available with single TPU nodes" (Cloud TPU API,
         reference), and a spot VM cannot be started again (Cloud TPU, Manage TPU Spot VMs).
         """
-        node = self._describe()
+        printed = self._gcloud("describe", "--format=json")
+        try:
+            node = tools.read_json(_Node, printed, "gcloud compute tpus tpu-vm describe")
+        except ToolError as error:
+            raise _refused(str(error)) from None
         addresses = [endpoint.get("ipAddress") for endpoint in node.networkEndpoints or ()]
-        accelerator_type, scheduling = node.acceleratorType, node.schedulingConfig or {}
+        scheduling = node.schedulingConfig or {}
         delete = (
             "Upload results (`%tpu_data DIR --upload gs://…`), then `gcloud compute tpus tpu-vm "
             f"delete {self.name} --zone={self.zone} --project={self.project}` on another machine"
@@ -99,10 +92,10 @@ class TpuVm:
                 f"this is one of {len(addresses)} hosts of a TPU slice, which Google Cloud cannot "
                 f"stop, only delete, together with their disks. {delete}"
             )
-        if addresses != [self.address] or accelerator_type != self.accelerator_type:
+        if addresses != [self.address] or node.acceleratorType != self.accelerator_type:
             raise _refused(
                 f"the TPU VM that Google Cloud lists as {self.name} in {self.zone} is another "
-                f"machine: {accelerator_type} at {', '.join(map(str, addresses))}, not this "
+                f"machine: {node.acceleratorType} at {', '.join(map(str, addresses))}, not this "
                 f"{self.accelerator_type} at {self.address}"
             )
         if scheduling.get("spot") or scheduling.get("preemptible"):
@@ -117,29 +110,31 @@ class TpuVm:
         """Stop the machine; its disks stay. Raises SetupError if gcloud fails."""
         self._gcloud("stop", "--async")
 
-    def _describe(self) -> _Node:
-        printed = self._gcloud("describe", "--format=json")
+    def _gcloud(self, verb: str, option: str) -> str:
+        words = ["gcloud", "compute", "tpus", "tpu-vm", verb, self.name, f"--zone={self.zone}"]
+        words += [f"--project={self.project}", "--quiet", option]
         try:
-            node: _Node = tools.read_json(_Node, printed, "gcloud compute tpus tpu-vm describe")
+            return tools.call(words, timeout=120).output  # gcloud is slow to start
         except ToolError as error:
-            raise _refused(str(error)) from None
-        return node
-
-    def _gcloud(self, verb: str, *options: str) -> str:
-        words = ["compute", "tpus", "tpu-vm", verb, self.name, f"--zone={self.zone}"]
-        words += [f"--project={self.project}", "--quiet", *options]
-        try:
-            return tools.call(["gcloud", *words], timeout=120).output  # gcloud is slow to start
-        except ToolError as error:
-            message = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             if error.problem is ToolProblem.MISSING:
-                message = "gcloud is not installed, or not on PATH"
-            if error.problem is not ToolProblem.FAILED:
-                raise _refused(message) from None
-            raise _refused(
-                f"{message}. The machine's service account needs the role TPU Admin, and the "
-                "machine the scope cloud-platform"
-            ) from None
+                reason = "gcloud is not installed, or not on PATH"
+            elif error.problem is ToolProblem.FAILED:
+                reason += (
+                    ". The machine's service account needs the role TPU Admin, and the machine "
+                    "the scope cloud-platform"
+                )
+            raise _refused(reason) from None
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What gcloud prints about a TPU VM, as far as it is needed."""
+
+    state: str | None = None
+    acceleratorType: str | None = None  # noqa: N815 (as gcloud prints it, like the names below)
+    networkEndpoints: tuple[Mapping[str, Any], ...] | None = None  # noqa: N815
+    schedulingConfig: Mapping[str, Any] | None = None  # noqa: N815
 
 
 def find_tpu_vm(env: Mapping[str, str]) -> TpuVm:
@@ -199,29 +194,24 @@ class StopStatus:
 
     @property
     def ended(self) -> bool:
-        """True if the watcher has ended."""
         return self.phase not in (StopPhase.WAITING, StopPhase.COUNTING)
 
     def describe(self, vm: TpuVm) -> str:
         """The line that the cell displays."""
         minutes, seconds = divmod(round(self.seconds_left), 60)
-        left = f"{minutes}:{seconds:02d}"
-        return (
-            f"TPU VM {vm.name} "
-            + {
-                StopPhase.WAITING: f"will be stopped; waiting: {self.reason}. {KEEP}",
-                StopPhase.COUNTING: f"will be stopped in {left}, unless a cell runs. {KEEP}",
-                StopPhase.STOPPED: "is being stopped; its disks stay, and cost a little",
-                StopPhase.FAILED: f"IS STILL RUNNING, and costs money: {self.reason}",
-                StopPhase.KEPT: "is kept running" + (f": {self.reason}" if self.reason else ""),
-            }[self.phase]
-        )
+        countdown = f"will be stopped in {minutes}:{seconds:02d}, unless a cell runs. {KEEP}"
+        text = {
+            StopPhase.WAITING: f"will be stopped; waiting: {self.reason}. {KEEP}",
+            StopPhase.COUNTING: countdown,
+            StopPhase.STOPPED: "is being stopped; its disks stay, and cost a little",
+            StopPhase.FAILED: f"IS STILL RUNNING, and costs money: {self.reason}",
+            StopPhase.KEPT: "is kept running" + (f": {self.reason}" if self.reason else ""),
+        }[self.phase]
+        return f"TPU VM {vm.name} {text}"
 
 
 @dataclass(frozen=True)
 class StopOrder:
-    """The order to stop a machine, and its conditions."""
-
     vm: TpuVm
     runs: str
     """The folder of runs: while any of them is active, the machine is not stopped."""
@@ -263,24 +253,19 @@ def keep_running() -> str:
 
 def read_order() -> StopOrder | None:
     """The order, if there is one."""
-    try:
-        return _parse_order((_folder() / "order.json").read_bytes())
-    except (FileNotFoundError, TypeError):  # TypeError: written by another version of tpunb
-        return None
-
-
-def _parse_order(text: str | bytes) -> StopOrder:
-    values = json.loads(text)
-    return StopOrder(**{**values, "vm": TpuVm(**values["vm"])})
+    return _read(StopOrder, "order.json")
 
 
 def read_status() -> StopStatus | None:
     """The watcher's latest status; None before its first."""
+    return _read(StopStatus, "status.json")
+
+
+def _read(kind: type[T], name: str) -> T | None:
     try:
-        values = json.loads((_folder() / "status.json").read_bytes())
-    except FileNotFoundError:
+        return records.build(kind, records.read_dict(_folder() / name))
+    except ValueError:
         return None
-    return StopStatus(**{**values, "phase": StopPhase(values["phase"])})
 
 
 def _folder() -> Path:
@@ -429,4 +414,4 @@ def _kernels() -> Iterator[tuple[int, bool]]:
 
 def main() -> None:
     """Entry point of the watcher; its last argument is the order."""
-    carry_out(_parse_order(sys.argv[-1]))
+    carry_out(records.build(StopOrder, records.parse(sys.argv[-1])))

@@ -34,7 +34,7 @@ PATIENCE = 5.0
 """Seconds that all ports together have to answer: tpu-info's library sets gRPC no deadline."""
 
 
-class Usage(NamedTuple):
+class ChipUsage(NamedTuple):
     """Memory in bytes and duty cycle in per cent of one device."""
 
     memory: int
@@ -42,7 +42,7 @@ class Usage(NamedTuple):
     duty: float
 
 
-Ask = Callable[[int], Iterable[Usage]]
+Ask = Callable[[int], Iterable[ChipUsage]]
 """Returns the usage of a port's devices; raises ConnectionError if no server answers."""
 
 
@@ -53,13 +53,13 @@ class ChipMeter:
         self._ports = ports
         self._ask = ask
         self._within = within
-        self._calls: dict[int, futures.Future[list[Usage]]] = {}
+        self._calls: dict[int, futures.Future[list[ChipUsage]]] = {}
         """Unanswered queries, keyed by process: the index of its port."""
         self._peaks: dict[tuple[int, int], int] = {}
         """Peak memory, keyed by process and the device's index in it."""
         self._busy: dict[tuple[int, int], tuple[float, int]] = {}
         """Sum and number of the duty cycles measured while the train cell ran."""
-        self._newest: dict[tuple[int, int], Usage] = {}
+        self._newest: dict[tuple[int, int], ChipUsage] = {}
 
     def look(self, *, training: bool) -> list[Chip]:
         """Measure; return the chips' current and past usage, [] before a port has answered.
@@ -68,7 +68,7 @@ class ChipMeter:
         """
         for process, usages in enumerate(self._answers()):
             for key in [key for key in self._newest if key[0] == process]:
-                self._newest[key] = Usage(0, self._newest[key].total, 0.0)
+                self._newest[key] = ChipUsage(0, self._newest[key].total, 0.0)
             for index, usage in enumerate(usages):
                 key = process, index
                 self._newest[key] = usage
@@ -81,7 +81,7 @@ class ChipMeter:
             for number, key in enumerate(sorted(self._newest))
         ]
 
-    def _answers(self) -> list[list[Usage]]:
+    def _answers(self) -> list[list[ChipUsage]]:
         """The answer of each port, [] if it gives none. A port that hangs gets no second query."""
         for process, port in enumerate(self._ports):
             if process not in self._calls:
@@ -91,7 +91,7 @@ class ChipMeter:
         self._calls = {p: call for p, call in self._calls.items() if p not in answered}
         return [answered[p].result() if p in answered else [] for p in range(len(self._ports))]
 
-    def _ask_port(self, port: int) -> list[Usage]:
+    def _ask_port(self, port: int) -> list[ChipUsage]:
         try:
             return list(self._ask(port))
         except ConnectionError:
@@ -102,7 +102,7 @@ class ChipMeter:
         return total / looks if looks else None
 
 
-def ask_libtpu(port: int) -> list[Usage]:
+def ask_libtpu(port: int) -> list[ChipUsage]:
     """Usage of the devices of the process whose libtpu serves this port of this machine."""
     import grpc
     from tpu_info import device, metrics
@@ -113,7 +113,7 @@ def ask_libtpu(port: int) -> list[Usage]:
         usages = metrics.get_chip_usage(kind, f"localhost:{port}")
     except (grpc.RpcError, AssertionError) as error:  # AssertionError: not all chips have values
         raise ConnectionError(f"port {port} does not answer") from error
-    return [Usage(each.memory_usage, each.total_memory, each.duty_cycle_pct) for each in usages]
+    return [ChipUsage(each.memory_usage, each.total_memory, each.duty_cycle_pct) for each in usages]
 
 
 def parse_ports(text: str) -> list[int]:

@@ -24,7 +24,7 @@ from tpunb.machine import (
 from tpunb.machine.machine import Machine
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.packages import InstalledPackages
-from tpunb.machine.problem import Problem
+from tpunb.machine.problem import SetupProblem
 from tpunb.machine.resources import Resources
 from tpunb.machine.tpu_users import TpuUsers
 from tpunb.runs.spec import Price
@@ -62,7 +62,7 @@ class Credential:
 
 
 @dataclass(frozen=True)
-class Report:
+class SetupReport:
     """Facts about a set-up, and its problems."""
 
     machine: Machine
@@ -72,19 +72,17 @@ class Report:
     packages: InstalledPackages
     room: Resources
     credentials: tuple[Credential, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[SetupProblem, ...]
     """Problems that must be fixed, the most severe first."""
-    advice: tuple[Problem, ...]
+    advice: tuple[SetupProblem, ...]
     """Problems that are good to know."""
     price: Price | None = None
     """Price of this machine per hour, if known."""
 
-    def with_problem(self, problem: Problem | None) -> Report:
-        """Return the report with `problem` added, if it is not None."""
+    def with_problem(self, problem: SetupProblem | None) -> SetupReport:
         return self if problem is None else replace(self, problems=(*self.problems, problem))
 
     def to_json(self) -> dict[str, Any]:
-        """What `tpunb doctor --json` prints."""
         here, made = self.machine, self.machine.made
         return {
             "platform": here.platform,
@@ -129,7 +127,7 @@ def inspect_machine(
     python: tuple[int, ...] = (),
     imported: Mapping[str, Any] | None = None,
     answers: Metadata | None = None,
-) -> Report:
+) -> SetupReport:
     """Inspect the whole set-up. `cores`: the user's choice, if any. `imported`: the kernel's
     modules. `answers`: the metadata server's, if it was queried before.
 
@@ -149,7 +147,7 @@ def inspect_machine(
     began = resources.session_began(root)
     room = resources.measure_resources(here, env, root, runs, chosen, began)
 
-    def all_problems() -> Iterator[Problem]:
+    def all_problems() -> Iterator[SetupProblem]:
         yield from hardware.hardware_problems(here, holding, env, root, chosen)
         if path is None:
             yield from packages.half_installed(here, have)
@@ -158,7 +156,7 @@ def inspect_machine(
         yield from credential_problems(credentials)
 
     problems = tuple(all_problems())
-    return Report(
+    return SetupReport(
         here,
         chosen,
         holding,
@@ -189,12 +187,12 @@ def _credential(service: str, env: Mapping[str, str], home: Path) -> Credential 
     return None
 
 
-def credential_problems(credentials: list[Credential]) -> Iterator[Problem]:
+def credential_problems(credentials: list[Credential]) -> Iterator[SetupProblem]:
     """Yield a problem for each file that other users can read."""
     for credential in credentials:
         place = credential.place
         if credential.open_to_others:
-            yield Problem(
+            yield SetupProblem(
                 "credentials-open",
                 f"{place} ({credential.service}) can be read by other users of this machine.",
                 f"`chmod 600 {place}`",

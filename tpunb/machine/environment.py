@@ -12,25 +12,11 @@ from tpunb.runs.spec import THREAD_VARIABLES, Device
 from tpunb.utils import env_vars, secrets
 from tpunb.xla import spmd, topology
 
-_RANK_VARIABLES = (
-    "CPU_NUM_DEVICES",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "PJRT_LOCAL_PROCESS_COUNT",
-    "PJRT_LOCAL_PROCESS_RANK",
-    "RANK",
-    "ROLE_NAME",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "WORLD_SIZE",
+_RANK_VARIABLES = tuple(
+    "CPU_NUM_DEVICES GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR "
+    "MASTER_PORT PJRT_LOCAL_PROCESS_COUNT PJRT_LOCAL_PROCESS_RANK RANK ROLE_NAME ROLE_RANK "
+    "ROLE_WORLD_SIZE TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID "
+    "TORCHELASTIC_USE_AGENT_STORE WORLD_SIZE".split()
 )
 # They choose the chip of one process. torch_xla keeps variables that are set (os.environ.setdefault
 # in 2.9, _internal/tpu.py), so every rank would get the same chip.
@@ -42,18 +28,10 @@ _METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
 """Read by libtpu; without it, all processes of a host would serve port 8431."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """With these, each process would pin its threads to the same processors, the first ones."""
-RETIRED = (
-    "COLAB_TPU_ADDR",
-    "TPU_IP_ADDRESS",
-    "XRT_DEVICE_MAP",
-    "XRT_HOST_ORDINAL",
-    "XRT_LOCAL_WORKER",
-    "XRT_MESH_SERVICE_ADDRESS",
-    "XRT_MULTI_PROCESSING_DEVICE",
-    "XRT_SHARD_ORDINAL",
-    "XRT_SHARD_WORLD_SIZE",
-    "XRT_TPU_CONFIG",
-    "XRT_WORKERS",
+RETIRED = tuple(
+    "COLAB_TPU_ADDR TPU_IP_ADDRESS XRT_DEVICE_MAP XRT_HOST_ORDINAL XRT_LOCAL_WORKER "
+    "XRT_MESH_SERVICE_ADDRESS XRT_MULTI_PROCESSING_DEVICE XRT_SHARD_ORDINAL "
+    "XRT_SHARD_WORLD_SIZE XRT_TPU_CONFIG XRT_WORKERS".split()
 )
 """Variables of XRT and of TPU nodes, which torch_xla has not read since about 2.0."""
 
@@ -67,7 +45,7 @@ must not cost a warm fork server.
 
 
 @dataclass(frozen=True)
-class Change:
+class EnvChange:
     """A variable in which a run's environment differs from the kernel's."""
 
     name: str
@@ -78,38 +56,27 @@ class Change:
 
 def environment_changes(
     env: Mapping[str, str], device: Device, machine: Machine | None = None
-) -> list[Change]:
+) -> list[EnvChange]:
     """Changes that turn the kernel's environment into that of a run on this device.
 
     `machine`: the machine of the run; without it, changes that depend on its TPU are left out.
     """
     changes = [
-        Change("PJRT_DEVICE", device, "the device of the ranks"),
-        Change("PYTHONUNBUFFERED", "1", "output of child processes appears at once"),
-    ]
-    changes += [
-        Change(name, None, "set by another launcher; every rank gets its own")
-        for name in _RANK_VARIABLES
-        if name in env
-    ]
-    changes += [
-        Change(name, None, "for TPU nodes and XRT, which no longer exist")
-        for name in RETIRED
-        if name in env
-    ]
-    changes += [
-        Change(name, None, "it would pin all ranks to the same processors")
-        for name in _PINNING
-        if name in env
+        EnvChange("PJRT_DEVICE", device, "the device of the ranks"),
+        EnvChange("PYTHONUNBUFFERED", "1", "output of child processes appears at once"),
     ]
     of_one = _of_one_chip(env) if device == "TPU" else []
-    changes += [
-        Change(name, None, "for a single process; every rank gets its own chip") for name in of_one
-    ]
+    for names, reason in (
+        (_RANK_VARIABLES, "set by another launcher; every rank gets its own"),
+        (RETIRED, "for TPU nodes and XRT, which no longer exist"),
+        (_PINNING, "it would pin all ranks to the same processors"),
+        (of_one, "for a single process; every rank gets its own chip"),
+    ):
+        changes += [EnvChange(name, None, reason) for name in names if name in env]
     left = {name: value for name, value in env.items() if name not in of_one}
     if device == "TPU" or env.get("TPU_PROCESS_ADDRESSES") == "local":
         changes += [
-            Change(name, value, _KEPT if value is None else "the host's, for all of its ranks")
+            EnvChange(name, value, _KEPT if value is None else "the host's, for all of its ranks")
             for name, value in topology.changes(left).items()
         ]
     if device == "TPU" and machine is not None:
@@ -123,33 +90,37 @@ def _of_one_chip(env: Mapping[str, str]) -> list[str]:
     return chip + [name for name in _WITH_ONE_CHIP if chip and name in env]
 
 
-def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[Change]:
+def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[EnvChange]:
     named = machine.accelerator_type
     label = env.get("TPU_ACCELERATOR_TYPE", "")
     if "TPU_TOPOLOGY" in env and tpu.parse_accelerator_type(named) and label != named:
         why = "the name that torch_xla knows, derived from GKE's label and TPU_TOPOLOGY"
-        yield Change("TPU_ACCELERATOR_TYPE", named, why)
+        yield EnvChange("TPU_ACCELERATOR_TYPE", named, why)
         env = {**env, "TPU_ACCELERATOR_TYPE": named}
     for name, value in tpu_topology(env, machine).items():
-        yield Change(name, value, "from the PCI bus; no metadata server gives the topology")
+        yield EnvChange(name, value, "from the PCI bus; no metadata server gives the topology")
     if machine.chips > 1 and _METRICS_PORTS not in env:
         ports = ",".join(str(8431 + chip) for chip in range(machine.chips))
         why = "each chip's process serves its load and memory on its own port, as on GKE"
-        yield Change(_METRICS_PORTS, ports, why)
+        yield EnvChange(_METRICS_PORTS, ports, why)
     if env_vars.XLA_CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
         folder = cache_folder(env, machine)
-        yield Change(
+        yield EnvChange(
             env_vars.XLA_CACHE,
             str(folder),
             "cache of compiled programs (to disable it: =off)",
         )
 
 
-def _of_libraries(env: Mapping[str, str]) -> Iterator[Change]:
+def _of_libraries(env: Mapping[str, str]) -> Iterator[EnvChange]:
     if "inline" in env.get("MPLBACKEND", "") or "ipympl" in env.get("MPLBACKEND", ""):
-        yield Change("MPLBACKEND", "Agg", "ranks draw into files, of which the cell shows rank 0's")
+        yield EnvChange(
+            "MPLBACKEND", "Agg", "ranks draw into files, of which the cell shows rank 0's"
+        )
     if "TQDM_MININTERVAL" not in env:  # tqdm reads it since 4.66; its own default is 0.1
-        yield Change("TQDM_MININTERVAL", "0.5", "seconds between updates of ranks' progress bars")
+        yield EnvChange(
+            "TQDM_MININTERVAL", "0.5", "seconds between updates of ranks' progress bars"
+        )
 
 
 def needs_topology(env: Mapping[str, str], machine: Machine) -> bool:
@@ -227,13 +198,11 @@ _DEVICES = "CPU_NUM_DEVICES"
 
 @dataclass(frozen=True)
 class SpmdEnvironment:
-    """Cores and environment of an SPMD run."""
-
     why: str
     """Why the run is an SPMD run: 'cell [3] calls use_spmd()'."""
     cores: int
     """Cores that the process drives."""
-    changes: tuple[Change, ...]
+    changes: tuple[EnvChange, ...]
     """Differences from the kernel's environment."""
     env: Mapping[str, str]
     """The run's environment."""
@@ -259,13 +228,13 @@ def spmd_environment(
         cores = machine.chips * machine.devices_per_chip
     found = {change.name: change for change in environment_changes(kernel, machine.device, machine)}
     if machine.device == "CPU":
-        found[_DEVICES] = Change(_DEVICES, str(cores), "SPMD: the cores that one process drives")
+        found[_DEVICES] = EnvChange(_DEVICES, str(cores), "SPMD: the cores that one process drives")
     elif cores > 1:
         # Keep them: platforms set them for one process with all chips of a host.
         for name in topology.changes(kernel).keys() - set(_of_one_chip(kernel)):
             found.pop(name, None)
     if why == cells:  # SPMD is off before these cells run, as it was in the kernel
-        found[spmd.VARIABLE] = Change(spmd.VARIABLE, None, "the run's cells switch SPMD on")
+        found[spmd.VARIABLE] = EnvChange(spmd.VARIABLE, None, "the run's cells switch SPMD on")
     changes = [change for change in found.values() if kernel.get(change.name) != change.value]
     values = {**kernel, **{change.name: change.value for change in changes}, **asked}
     env = {name: value for name, value in values.items() if value is not None}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpunb.machine import environment, tpu
 from tpunb.machine.machine import Machine
-from tpunb.machine.problem import Problem
+from tpunb.machine.problem import SetupProblem
 from tpunb.machine.tpu_users import TpuUsers
 
 _DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
@@ -16,7 +16,7 @@ _DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 def hardware_problems(
     machine: Machine, holding: TpuUsers, env: Mapping[str, str], root: Path, cores: int
-) -> Iterator[Problem]:
+) -> Iterator[SetupProblem]:
     """Yield all problems with the device, the most severe first. `cores`: ranks of a run."""
     yield from _device(machine, env)
     if machine.device == "TPU" and machine.chips:
@@ -27,30 +27,30 @@ def hardware_problems(
     yield from _variables(env)
 
 
-def _device(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+def _device(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
     wanted = env.get("PJRT_DEVICE", "")
     if wanted not in ("", "CPU", "TPU"):
-        yield Problem(
+        yield SetupProblem(
             "pjrt-device",
             f"PJRT_DEVICE is {wanted}, but runs of tpunb use a TPU, or the CPU for rehearsals.",
             "unset PJRT_DEVICE, or set it to TPU or CPU",
             must=False,
         )
     if wanted == "TPU" and not machine.chips:
-        yield Problem(
+        yield SetupProblem(
             "no-tpu",
             "PJRT_DEVICE is TPU, but there is no TPU on this machine's PCI bus.",
             _get_a_tpu(machine) or "unset PJRT_DEVICE: runs are then rehearsals on the CPU",
         )
     elif wanted == "CPU" and machine.chips:
-        yield Problem(
+        yield SetupProblem(
             "tpu-not-used",
             f"this machine has {machine.chips} TPU chips, but PJRT_DEVICE=CPU keeps runs off them.",
             "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU",
             must=False,
         )
     elif not machine.chips and (how := _get_a_tpu(machine)):
-        yield Problem(
+        yield SetupProblem(
             "no-tpu-runtime",
             f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU.",
             how,
@@ -65,11 +65,11 @@ def _get_a_tpu(machine: Machine) -> str:
     }.get(machine.platform, "")
 
 
-def _files(machine: Machine, root: Path) -> Iterator[Problem]:
+def _files(machine: Machine, root: Path) -> Iterator[SetupProblem]:
     """Check the chips' device files, which a container may lack."""
     files = tpu.device_files(root)
     if not files:
-        yield Problem(
+        yield SetupProblem(
             "no-device-files",
             f"{machine.chips} TPU chips are on the PCI bus, but their device files (/dev/accel* "
             "or /dev/vfio/*) are missing: this container was started without them.",
@@ -79,7 +79,7 @@ def _files(machine: Machine, root: Path) -> Iterator[Problem]:
         return
     closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if closed:
-        yield Problem(
+        yield SetupProblem(
             "device-files-closed",
             f"this user cannot open {len(closed)} of the TPU's {len(files)} device files: "
             f"{closed[0]}{', …' if len(closed) > 1 else ''}.",
@@ -87,14 +87,14 @@ def _files(machine: Machine, root: Path) -> Iterator[Problem]:
         )
 
 
-def _held(holding: TpuUsers) -> Iterator[Problem]:
+def _held(holding: TpuUsers) -> Iterator[SetupProblem]:
     for holder in holding.holders:
         if not (holder.kind == "run" and holder.living):
-            yield Problem("tpu-held", f"the TPU is held by {holder.describe()}.", holder.fix())
+            yield SetupProblem("tpu-held", f"the TPU is held by {holder.describe()}.", holder.fix())
     living = [holder for holder in holding.holders if holder.kind == "run" and holder.living]
     for name in sorted({holder.name for holder in living}):
         first = next(holder for holder in living if holder.name == name)
-        yield Problem(
+        yield SetupProblem(
             "tpu-in-use",
             f"run {Path(name).name} is using the TPU; the next run waits for it.",
             first.fix(),
@@ -106,7 +106,7 @@ def _held(holding: TpuUsers) -> Iterator[Problem]:
             if holding.unreadable
             else ""
         )
-        yield Problem(
+        yield SetupProblem(
             "lock-file",
             f"{holding.lock_file} belongs to {holding.lock_user} and cannot be opened, so libtpu "
             f"takes the TPU to be in use, whether or not it is{unseen}.",
@@ -115,12 +115,12 @@ def _held(holding: TpuUsers) -> Iterator[Problem]:
         )
 
 
-def _slice(machine: Machine, cores: int) -> Iterator[Problem]:
+def _slice(machine: Machine, cores: int) -> Iterator[SetupProblem]:
     parsed = tpu.parse_accelerator_type(machine.accelerator_type)
     if machine.devices_per_chip > 1:
-        yield Problem("two-devices", f"{machine.why_one_rank()}.", "`--cores 1`", must=False)
+        yield SetupProblem("two-devices", f"{machine.why_one_rank()}.", "`--cores 1`", must=False)
     if machine.generation == "v7x":
-        yield Problem(
+        yield SetupProblem(
             "v7x",
             "torch_xla 2.9 knows TPU v7x by name only, so runs may fail; Google's own PyTorch for "
             "it is torch_tpu.",
@@ -128,9 +128,9 @@ def _slice(machine: Machine, cores: int) -> Iterator[Problem]:
             must=False,
         )
     if machine.workers > 1 and cores > 1:
-        yield Problem("pod", f"{machine.why_this_host_alone()}.", "`%tpu_setup --cores 1`")
+        yield SetupProblem("pod", f"{machine.why_this_host_alone()}.", "`%tpu_setup --cores 1`")
     elif machine.workers == 1 and parsed is not None and parsed[1] > machine.chips:
-        yield Problem(
+        yield SetupProblem(
             "chips-missing",
             f"a {machine.accelerator_type} has {parsed[1]} chips, but this machine shows "
             f"{machine.chips}: it is either one host of several, without the variables that name "
@@ -140,7 +140,7 @@ def _slice(machine: Machine, cores: int) -> Iterator[Problem]:
         )
 
 
-def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
     """Check whether torch_xla can find out the topology without the metadata server's answer."""
     if not environment.needs_topology(env, machine):
         return
@@ -156,7 +156,7 @@ def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
         }.get(state, "was not queried")
     )
     if environment.tpu_topology(env, machine):
-        yield Problem(
+        yield SetupProblem(
             "metadata",
             f"the metadata server, which torch_xla queries for the TPU's topology, {why}. Runs "
             f"get it from their environment instead ({machine.accelerator_type}, one host).",
@@ -165,7 +165,7 @@ def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
             must=False,
         )
     else:
-        yield Problem(
+        yield SetupProblem(
             "topology",
             "the TPU's topology is not known: the metadata server "
             f"{why}, and not all of the variables TPU_ACCELERATOR_TYPE, TPU_HOST_BOUNDS, "
@@ -175,10 +175,10 @@ def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
         )
 
 
-def _variables(env: Mapping[str, str]) -> Iterator[Problem]:
+def _variables(env: Mapping[str, str]) -> Iterator[SetupProblem]:
     for name in _DOWNCASTS:
         if env.get(name, "0") not in ("", "0"):
-            yield Problem(
+            yield SetupProblem(
                 "downcast",
                 f"{name} is set: torch_xla computes in bfloat16 although the tensors' types still "
                 "read float32, and will stop doing so in a later release.",
@@ -188,7 +188,7 @@ def _variables(env: Mapping[str, str]) -> Iterator[Problem]:
             )
     retired = sorted(name for name in environment.RETIRED if name in env)
     if retired:
-        yield Problem(
+        yield SetupProblem(
             "retired-variables",
             f"{', '.join(retired)}: only torch_xla before 2.0 reads "
             f"{'them' if len(retired) > 1 else 'it'}, and runs do not get "

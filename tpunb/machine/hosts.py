@@ -219,7 +219,6 @@ def is_address(text: str) -> bool:
 
 
 def _look_up(name: str) -> str:
-    """The address of another host."""
     if is_address(name):
         return name
     try:

@@ -21,16 +21,11 @@ QUICK = 0.25
 """Default time-out in seconds. The server is on the same host, and answers in a few ms."""
 PATIENCE = 1.0
 """Time-out in seconds for a run, which continues without the answers after it."""
-KEYS = (
-    "instance/attributes/accelerator-type",
-    "instance/attributes/agent-worker-number",
-    "instance/attributes/cluster-name",
-    "instance/attributes/tpu-env",
-    "instance/attributes/worker-network-endpoints",
-    "instance/machine-type",
-    "instance/network-interfaces/0/ip",
-    "instance/scheduling/preemptible",
-    "instance/zone",
+KEYS = tuple(
+    "instance/attributes/accelerator-type instance/attributes/agent-worker-number "
+    "instance/attributes/cluster-name instance/attributes/tpu-env "
+    "instance/attributes/worker-network-endpoints instance/machine-type "
+    "instance/network-interfaces/0/ip instance/scheduling/preemptible instance/zone".split()
 )
 State = Literal["not asked", "answers", "stalls", "refuses", "unknown name", "not Google's"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.machine.machine import Machine
-from tpunb.machine.problem import Problem
+from tpunb.machine.problem import SetupProblem
 from tpunb.utils.errors import UV_INSTALL
 
 
@@ -46,20 +46,8 @@ OF_KAGGLE = PAIRS[1]
 SHOWN = ("torch", "torch_xla", "libtpu", "ipykernel", "tpunb")
 WATCHED = (
     *SHOWN,
-    "ipython",
-    "jax",
-    "jaxlib",
-    "libtpu-nightly",
-    "numpy",
-    "protobuf",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
-    "torch_tpu",
-    "torch_xla_cuda_plugin",
-    "torchaudio",
-    "torchvision",
-    "transformers",
+    *"ipython jax jaxlib libtpu-nightly numpy protobuf tensorflow tensorflow-cpu".split(),
+    *"tensorflow-tpu torch_tpu torch_xla_cuda_plugin torchaudio torchvision transformers".split(),
 )
 """Packages that are checked."""
 
@@ -182,7 +170,7 @@ def package_problems(
     machine: Machine,
     env: Mapping[str, str],
     imported: Mapping[str, Any] | None = None,
-) -> Iterator[Problem]:
+) -> Iterator[SetupProblem]:
     """Yield the problems of the installed packages.
 
     `imported`: the kernel's modules, which may be older than the installed files.
@@ -202,11 +190,11 @@ def package_problems(
         yield from _imported(have, machine, imported)
 
 
-def half_installed(machine: Machine, have: InstalledPackages) -> Iterator[Problem]:
+def half_installed(machine: Machine, have: InstalledPackages) -> Iterator[SetupProblem]:
     """Yield packages that pip lists but that cannot be found: an installation was cut short."""
     for name in ("torch", "torch_xla"):
         if name in have.versions and importlib.util.find_spec(name) is None:
-            yield Problem(
+            yield SetupProblem(
                 "half-installed",
                 f"pip lists {name} {have.versions[name]}, but there is no module {name}: its "
                 "installation was interrupted, or its files were deleted.",
@@ -219,10 +207,10 @@ def reinstall_hint(machine: Machine, have: InstalledPackages) -> str:
     return f"`{_command(have, machine)} --force-reinstall`, {restart_hint(machine.platform)}"
 
 
-def _python(have: InstalledPackages, machine: Machine) -> Problem:
+def _python(have: InstalledPackages, machine: Machine) -> SetupProblem:
     pair = OF_KAGGLE if machine.platform == "kaggle" else PAIRS[0]
     first, last = (".".join(map(str, python)) for python in pair.pythons)
-    return Problem(
+    return SetupProblem(
         "python",
         f"this is Python {'.'.join(map(str, have.python[:2]))}, but torch_xla {pair.torch_xla} has "
         f"wheels for Python {first} to {last} only.",
@@ -231,19 +219,19 @@ def _python(have: InstalledPackages, machine: Machine) -> Problem:
     )
 
 
-def _pair(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
+def _pair(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     """Check that torch and torch_xla have the same release: torch_xla is compiled against it."""
     fix = f"`{_command(have, machine)}`, {restart_hint(machine.platform)}"
     torch, xla = have.release("torch"), have.release("torch_xla")
     if torch is None or xla is None:
         missing = " and ".join(name for name in ("torch", "torch_xla") if name not in have.versions)
-        yield Problem(
+        yield SetupProblem(
             "torch-xla-missing",
             f"{missing} {'are' if ' ' in missing else 'is'} not installed, and runs need both.",
             fix,
         )
     elif torch[:2] != xla[:2]:
-        yield Problem(
+        yield SetupProblem(
             "torch-pair",
             f"torch {have.versions['torch']} and torch_xla {have.versions['torch_xla']} do not "
             "belong together: torch_xla is compiled for one release of torch, and importing it "
@@ -251,7 +239,7 @@ def _pair(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
             fix,
         )
     elif pair_of(xla) is None:
-        yield Problem(
+        yield SetupProblem(
             "torch-xla-release",
             f"tpunb does not support torch_xla {have.versions['torch_xla']}, only "
             f"{', '.join(pair.torch_xla for pair in PAIRS)}.",
@@ -260,7 +248,9 @@ def _pair(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
         )
 
 
-def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -> Iterator[Problem]:
+def _libtpu(
+    have: InstalledPackages, machine: Machine, env: Mapping[str, str]
+) -> Iterator[SetupProblem]:
     """Check that libtpu and torch_xla use the same version of the PJRT interface."""
     pair = pair_of(have.release("torch_xla"))
     if not machine.chips or pair is None:
@@ -268,7 +258,7 @@ def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -
     # Not PTXLA_TPU_LIBRARY_PATH, which importing torch_xla sets to the installed libtpu.
     path = env.get("TPU_LIBRARY_PATH")
     if path and not Path(path).is_file():
-        yield Problem(
+        yield SetupProblem(
             "libtpu-path",
             f"TPU_LIBRARY_PATH names {path}, and there is no such file.",
             "unset it (`del os.environ['TPU_LIBRARY_PATH']`, or in the shell that started "
@@ -279,13 +269,13 @@ def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -
     command = install_command(pair, machine.platform, tpu=True, have=have)
     fix = f"`{command}`, {restart_hint(machine.platform)}"
     if "libtpu-nightly" in have.versions and "libtpu" in have.versions:
-        yield Problem(
+        yield SetupProblem(
             "libtpu-twice",
             "libtpu and libtpu-nightly are both installed, and overwrite each other's files.",
             f"`pip uninstall -y libtpu libtpu-nightly`, then {fix}",
         )
     elif "libtpu" not in have.versions:
-        yield Problem(
+        yield SetupProblem(
             "libtpu-missing",
             "libtpu, the library that drives the TPU, is not installed: torch_xla would run on "
             "the CPU.",
@@ -293,7 +283,7 @@ def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -
         )
     elif (have.release("libtpu") or ())[:3] != release_numbers(pair.libtpu):
         alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
-        yield Problem(
+        yield SetupProblem(
             "libtpu-release",
             f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
             f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
@@ -304,10 +294,10 @@ def _libtpu(have: InstalledPackages, machine: Machine, env: Mapping[str, str]) -
 
 def _plugins(
     have: InstalledPackages, machine: Machine, env: Mapping[str, str]
-) -> Iterator[Problem]:
+) -> Iterator[SetupProblem]:
     """Check for other libraries that add a device to torch, or drive the TPU."""
     if "torch_tpu" in have.versions and machine.chips:
-        yield Problem(
+        yield SetupProblem(
             "torch-tpu",
             f"torch_tpu {have.versions['torch_tpu']} is installed as well as torch_xla: "
             "`import torch` loads it, and it needs another torch and another libtpu.",
@@ -316,7 +306,7 @@ def _plugins(
         )
     plugin, xla = have.release("torch_xla_cuda_plugin"), have.release("torch_xla")
     if plugin is not None and xla is not None and plugin[:2] != xla[:2]:
-        yield Problem(
+        yield SetupProblem(
             "pjrt-plugin",
             f"torch_xla_cuda_plugin {have.versions['torch_xla_cuda_plugin']} does not fit "
             f"torch_xla {have.versions['torch_xla']}, which loads it: PJRT API versions differ.",
@@ -324,7 +314,7 @@ def _plugins(
         )
 
 
-def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
+def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     """Check for a TensorFlow that conflicts with torch_xla in one process."""
     on_tpu = bool(machine.chips)
     for name in ("tensorflow", "tensorflow-tpu"):
@@ -335,7 +325,7 @@ def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
             if on_tpu
             else "can abort: both register the same protobuf messages"
         )
-        yield Problem(
+        yield SetupProblem(
             "tensorflow",
             f"{name} {have.versions[name]} is installed: a process that imports both it and "
             f"torch_xla (transformers and tensorboard import it) {what}.",
@@ -345,11 +335,11 @@ def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
         )
 
 
-def _requirements(have: InstalledPackages, machine: Machine) -> Iterator[Problem]:
+def _requirements(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     """Check the requirements that watched packages declare of each other, and numpy's release."""
     torch, numpy = have.release("torch"), have.release("numpy")
     if torch is not None and numpy is not None and numpy >= (2,) and torch < (2, 3):
-        yield Problem(
+        yield SetupProblem(
             "numpy",
             f"torch {have.versions['torch']} was built for numpy 1, but numpy "
             f"{have.versions['numpy']} is installed: `tensor.numpy()` raises 'Numpy is not "
@@ -362,7 +352,7 @@ def _requirements(have: InstalledPackages, machine: Machine) -> Iterator[Problem
                 yield _unmet(name, part, have, machine)
 
 
-def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> Problem:
+def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> SetupProblem:
     other = part.partition("=")[0].rstrip("<>!~")
     installed = have.versions.get(other) or have.versions.get(other.replace("-", "_"), "")
     if name in ("torchvision", "torchaudio") and other == "torch":
@@ -370,7 +360,7 @@ def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> P
         fix = f"`pip uninstall -y torch torchvision torchaudio`, then `{_command(have, machine)}`"
     else:
         fix = f"`pip install '{part}'`, if nothing else needs {other} {installed} (`pip check`)"
-    return Problem(
+    return SetupProblem(
         f"needs-{other.lower().replace('_', '-')}",
         f"{name} {have.versions[name]} needs {part}, but {other} {installed} is installed: "
         f"importing {name} may fail.",
@@ -381,14 +371,14 @@ def _unmet(name: str, part: str, have: InstalledPackages, machine: Machine) -> P
 
 def _imported(
     have: InstalledPackages, machine: Machine, imported: Mapping[str, Any]
-) -> Iterator[Problem]:
+) -> Iterator[SetupProblem]:
     """Check for packages that were replaced after this kernel had imported them."""
     for name in ("torch", "torch_xla", "numpy"):
         loaded = getattr(imported.get(name), "__version__", None)
         if loaded is None or name not in have.versions:
             continue
         if release_numbers(str(loaded)) != have.release(name):
-            yield Problem(
+            yield SetupProblem(
                 "restart",
                 f"this kernel has imported {name} {loaded}, but {name} {have.versions[name]} was "
                 "installed since.",
@@ -413,7 +403,7 @@ _TRY = "import torch, torch_xla"
 
 def import_problem(
     env: Mapping[str, str], machine: Machine, have: InstalledPackages, sys_path: Sequence[str] = ()
-) -> Problem | None:
+) -> SetupProblem | None:
     """Import the pair in a subprocess with a run's environment; return the problem if it fails.
 
     `sys_path`: folders to put in front of the subprocess's `sys.path`.
@@ -432,7 +422,7 @@ def import_problem(
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        return Problem(
+        return SetupProblem(
             "import-hangs",
             f"`{_TRY}` has not finished after {IMPORT_TIMEOUT:.0f} s.",
             "find out where it waits: `python -X faulthandler -X importtime -c '" + _TRY + "'`",
@@ -441,7 +431,7 @@ def import_problem(
         return None
     last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
-    return Problem(
+    return SetupProblem(
         "import-fails",
         f"`{_TRY}` fails in a new process ({how}): {last[0].strip() if last else 'no message'}",
         reinstall_hint(machine, have),

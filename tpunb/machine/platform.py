@@ -36,8 +36,6 @@ _ENOUGH = 2
 
 @dataclass(frozen=True)
 class Platform:
-    """The platform that this process runs on."""
-
     name: str
     """'colab', 'kaggle', 'vertex', 'gke', 'gcp-tpu-vm' or 'local' (any other machine)."""
     kind: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Problem:
+class SetupProblem:
     """A problem to fix, or a fact that is good to know."""
 
     id: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpunb.machine import environment
 from tpunb.machine.machine import RANK_MEMORY, Machine
-from tpunb.machine.problem import Problem
+from tpunb.machine.problem import SetupProblem
 from tpunb.utils import env_vars
 from tpunb.utils.files import size_of
 from tpunb.utils.text import memory_size
@@ -77,10 +77,10 @@ def session_began(root: Path) -> float:
     return (root / "proc/1").stat().st_mtime if (root / "proc/1").exists() else time.time()
 
 
-def resource_problems(room: Resources, cores: int) -> Iterator[Problem]:
+def resource_problems(room: Resources, cores: int) -> Iterator[SetupProblem]:
     """Yield a problem for each resource that is running out."""
     if room.disk < LITTLE_DISK:
-        yield Problem(
+        yield SetupProblem(
             "disk",
             f"only {memory_size(room.disk)} are free on the disk of the runs ({room.runs}).",
             "remove old runs with `tpunb clean`, or keep runs on another disk with "
@@ -88,7 +88,7 @@ def resource_problems(room: Resources, cores: int) -> Iterator[Problem]:
             must=room.disk < LITTLE_DISK / 20,
         )
     if room.shm is not None and room.shm < LITTLE_SHM:
-        yield Problem(
+        yield SetupProblem(
             "shm",
             f"/dev/shm has only {memory_size(room.shm)}: DataLoader workers send their batches "
             "through it, and die with a bus error when it is full.",
@@ -97,7 +97,7 @@ def resource_problems(room: Resources, cores: int) -> Iterator[Problem]:
             must=False,
         )
     if room.memory < room.needed:
-        yield Problem(
+        yield SetupProblem(
             "memory",
             f"only {memory_size(room.memory)} of memory are free; {cores} ranks need about "
             f"{memory_size(room.needed)}, without data and model.",
@@ -105,7 +105,7 @@ def resource_problems(room: Resources, cores: int) -> Iterator[Problem]:
             must=False,
         )
     if room.left is not None and room.left < 3600:
-        yield Problem(
+        yield SetupProblem(
             "time",
             f"this session ends in {room.left / 60:.0f} min at the latest.",
             "save often (`tpunb.save(state, step)`); a later run continues from there with "

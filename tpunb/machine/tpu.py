@@ -16,8 +16,6 @@ GOOGLE = "0x1ae0"
 
 @dataclass(frozen=True)
 class Generation:
-    """A TPU generation."""
-
     name: str
     """Common name: 'v5e'."""
     prefix: str

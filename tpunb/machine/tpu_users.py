@@ -6,7 +6,6 @@ Opens no device file itself.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shlex
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from typing import Literal
 
 from tpunb.machine import tpu
 from tpunb.runs.directory import RunDir
+from tpunb.utils.owners import user_name
+from tpunb.utils.text import excerpt
 
 _PROC = Path("/proc")
 LOCK = "tmp/libtpu_lockfile"
@@ -29,8 +30,6 @@ Lock = Literal["absent", "free", "held", "forbidden"]
 
 @dataclass(frozen=True)
 class TpuUser:
-    """A process that uses the TPU."""
-
     pid: int
     kind: Kind
     user: str
@@ -51,7 +50,7 @@ class TpuUser:
         if self.kind == "run":
             state = "which is active" if self.living else "which has ended"
             return f"a rank of run {Path(self.name).name}, {state} ({who})"
-        return f"{who} ({_short(self.command) or 'its command cannot be read'})"
+        return f"{who} ({excerpt(self.command, 80) or 'its command cannot be read'})"
 
     def fix(self) -> str:
         """How to end the process, or to wait for it."""
@@ -70,7 +69,7 @@ class TpuUser:
         return f"`{kill}`"
 
     def _ours(self) -> bool:
-        return os.geteuid() == 0 or self.user == _user(os.geteuid())
+        return os.geteuid() == 0 or self.user == user_name(os.geteuid())
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def find_tpu_users(root: Path) -> TpuUsers:
         unreadable,
         lock,
         str(lock_file),
-        _user(lock_file.stat().st_uid) if lock != "absent" else "",
+        user_name(lock_file.stat().st_uid) if lock != "absent" else "",
     )
 
 
@@ -138,7 +137,7 @@ def _open_files(pid: int) -> Iterator[str]:
 
 def _describe(pid: int, held: list[str], above: set[int]) -> TpuUser:
     command = _read(pid, "cmdline").replace("\0", " ").strip()
-    user = _user((_PROC / str(pid)).stat().st_uid) if (_PROC / str(pid)).exists() else "?"
+    user = user_name((_PROC / str(pid)).stat().st_uid) if (_PROC / str(pid)).exists() else "?"
     for path in held:
         match = _OF_A_RUN.fullmatch(path)
         if match is not None and (folder := RunDir(match.group(1))).spec.exists():
@@ -171,7 +170,6 @@ def _lockers(path: Path) -> list[int]:
 
 
 def _ancestors(pid: int) -> set[int]:
-    """A process and its ancestors."""
     found = set()
     while pid > 0 and pid not in found:
         found.add(pid)
@@ -193,14 +191,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # some sandboxes have no /proc/locks
         return []
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
-
-
-def _short(command: str) -> str:
-    return command if len(command) <= 80 else f"{command[:79]}…"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpunb.machine import environment, prices
-from tpunb.machine.environment import Change
+from tpunb.machine.environment import EnvChange
 from tpunb.machine.machine import Machine
 from tpunb.places.target import Target
 from tpunb.runs.directory import RunDir
@@ -55,7 +55,7 @@ class LocalTarget(Target):
             raise ValueError(problem)
         return cores
 
-    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[Change, ...]]:
+    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[EnvChange, ...]]:
         here = self.here
         changes = environment.environment_changes(self.kernel, here.device, here)
         env = environment.run_environment(self.kernel, here.device, asked, here)

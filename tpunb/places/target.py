@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tpunb.machine.environment import Change
+from tpunb.machine.environment import EnvChange
 from tpunb.machine.machine import Machine
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
@@ -123,7 +123,7 @@ class Target(ABC):
         Raises TpunbError if that is not possible.
         """
 
-    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[Change, ...]]:
+    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[EnvChange, ...]]:
         """The variables for the ranks, `asked` (`--env`) among them, and what was changed for it.
 
         At a place: in addition to the hosts' own.

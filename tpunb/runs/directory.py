@@ -182,7 +182,7 @@ class RunDir:
         """Read the failure in `error`; None if it does not exist or was only written in part."""
         ended = {"rank": rank, "pid": None, "exitcode": None, "signal": None}
         try:
-            return Failure.from_json({**records.read_dict(self.error(attempt, rank)), **ended})
+            return records.build(Failure, {**records.read_dict(self.error(attempt, rank)), **ended})
         except ValueError:
             return None
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpunb.runs import older
 from tpunb.runs.chips import Chip
 from tpunb.runs.spec import Block, PhaseKind, RunState, Stop
 from tpunb.utils import records
@@ -225,8 +224,6 @@ def to_line(event: Event) -> str:
 def from_line(line: str) -> Event:
     """Parse a line of `to_line`. Raises ValueError for a line that is not a kept event."""
     data = records.parse(line)
-    if isinstance(data, dict) and "event" not in data:
-        data = older.upgrade_event(data)
     kind = KEPT.get(str(data.get("event"))) if isinstance(data, dict) else None
     if kind is None:
         raise ValueError("not an event")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpunb.runs import metrics, older
+from tpunb.runs import metrics
 from tpunb.runs.labels import label_runs
 from tpunb.runs.metrics import Best, Curve
 from tpunb.runs.models import DifferentModels
@@ -111,18 +111,6 @@ class Failure:
     def is_like(self, other: Failure) -> bool:
         """True if `other` has the same type and failed at the same line of the same cell."""
         return (self.type, self.cell, self.line) == (other.type, other.cell, other.line)
-
-    @classmethod
-    def from_json(cls, data: object) -> Failure:
-        """Build a Failure from an entry of `failures` in `result.json`.
-
-        Raises ValueError if the entry is not one.
-        """
-        failure = records.build(cls, data)
-        if isinstance(data, Mapping) and "kind" not in data:
-            kind = older.failure_kind(failure.type, failure.message)
-            failure = replace(failure, kind=kind)
-        return failure
 
     def headline(self) -> str:
         """Describe the failure in one line: the process, the cell and line, the error."""
@@ -461,9 +449,7 @@ class RunResult(Printable):
         if not isinstance(data, Mapping) or not isinstance(data.get("failures"), (list, tuple)):
             raise ValueError("not a RunResult")
         values = {name: data[name] for name in data if name not in ("returns", "cost")}
-        values["failures"] = list(map(Failure.from_json, data["failures"]))
-        if "stop" not in data:
-            values["stop"] = older.upgrade_stop(str(data.get("reason", "")))
+        values["failures"] = [records.build(Failure, each) for each in data["failures"]]
         result = records.build(cls, {**values, "dir": folder})
         plausible = 0 < result.world_size <= MOST_RANKS and result.attempts <= _MOST_ATTEMPTS
         if not plausible or result.state.active:

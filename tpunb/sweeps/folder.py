@@ -64,11 +64,10 @@ class TrialState(str, Enum):
 
     @property
     def over(self) -> bool:
-        """True if the trial has ended."""
         return self not in (TrialState.WAITING, TrialState.RUNNING)
 
 
-class Kind(str, Enum):
+class SweepKind(str, Enum):
     """The source of the parameters of a sweep's trials."""
 
     GRID = "grid"
@@ -79,11 +78,9 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """The definition of a sweep."""
-
     notebook: str
     """Path of the notebook."""
-    kind: Kind
+    kind: SweepKind
     space: Mapping[str, Any]
     """The search space (`Choice.to_json`, `Range.to_json`), or {"trials": the list of trials}."""
     metric: str | None
@@ -189,19 +186,15 @@ class SweepDir:
         return self.path / Path(self.read_spec().notebook).name
 
     def executed(self, number: int) -> Path:
-        """Return the path of the notebook that a trial executed."""
         return self.trials / f"{number:04}.ipynb"
 
     def runs_file(self, number: int) -> Path:
-        """Return the path of the list of a trial's run folders."""
         return self.trials / f"{number:04}.runs"
 
     def record(self, number: int) -> Path:
-        """Return the path of a trial's state."""
         return self.trials / f"{number:04}.json"
 
     def runs_of(self, number: int) -> tuple[str, ...]:
-        """Return the folders of a trial's runs, in order."""
         try:
             return tuple(files.read_text(self.runs_file(number)).splitlines())
         except OSError:

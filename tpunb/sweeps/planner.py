@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,14 +46,12 @@ class Listed:
         self.total = len(trials)
 
     def propose(self, known: Mapping[int, Trial]) -> Trial | None:
-        """Return the first trial without a record."""
         for number, parameters in enumerate(self._trials):
             if number not in known:
                 return Trial(number, parameters)
         return None
 
     def report(self, trial: Trial, points: Sequence[tuple[int, float]]) -> bool:
-        """Return False: no trial is pruned."""
         return False
 
     def tell(self, trial: Trial) -> None:
@@ -71,7 +68,7 @@ class _Attempt:
     values: dict[int, float] = field(default_factory=dict)
 
 
-class Search:
+class OptunaPlanner:
     """A planner with Optuna's ask and tell; Optuna's journal file is in the sweep's folder.
 
     Trials have the same numbers in both. Raises MissingPackageError without Optuna.
@@ -193,15 +190,3 @@ def _distribution(optuna: Any, values: Any) -> Any:
             return kinds.CategoricalDistribution(values.values)
     kind = kinds.IntDistribution if values.whole else kinds.FloatDistribution
     return kind(values.low, values.high, log=values.log)
-
-
-def tell_ended(planner: Planner, known: Mapping[int, Trial]) -> None:
-    """Tell the planner about ended trials, in case a crash came before that."""
-    for trial in known.values():
-        if trial.state.over:
-            planner.tell(trial)
-
-
-def take(trials: Iterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Return the first `count` trials, or all if there are fewer."""
-    return list(itertools.islice(trials, count))

@@ -24,7 +24,7 @@ from tpunb.sweeps.folder import (
     read_steps,
     trial_key,
 )
-from tpunb.sweeps.planner import Planner, tell_ended
+from tpunb.sweeps.planner import Planner
 from tpunb.sweeps.space import MOST
 from tpunb.sweeps.worker import Reply, Worker
 from tpunb.utils import env_vars, files, memory, processes, records
@@ -45,8 +45,6 @@ _LEFT = 40.0
 
 @dataclass
 class _Slot:
-    """A slot for one running trial."""
-
     number: int
     worker: Worker | None = None
     trial: Trial | None = None
@@ -142,7 +140,9 @@ class Scheduler:
             ):
                 self._order.append(trial.number)
         waiting = set(self._order)
-        tell_ended(self.planner, {n: t for n, t in self.trials.items() if n not in waiting})
+        for trial in self.trials.values():
+            if trial.state.over and trial.number not in waiting:
+                self.planner.tell(trial)  # again, in case a crash came before that
 
     def runs_left(self) -> int:
         """Return the maximum number of trials, including retries, that are still to be started."""

@@ -21,16 +21,12 @@ MOST = 10_000
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values."""
-
     values: tuple[Any, ...]
 
     def draw(self, source: random.Random) -> Any:
-        """Draw a value; all are equally likely."""
         return source.choice(self.values)
 
     def to_json(self) -> Any:
-        """Return the values as JSON, which identify the choice."""
         return list(self.values)
 
 
@@ -48,7 +44,6 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, source: random.Random) -> float:
-        """Draw a number."""
         if not self.log:
             if self.whole:
                 return source.randint(int(self.low), int(self.high))
@@ -60,7 +55,6 @@ class Range:
         return min(max(number, self.low), self.high)
 
     def to_json(self) -> Any:
-        """Return the range as JSON, which identifies it."""
         return {"low": self.low, "high": self.high, "log": self.log}
 
 

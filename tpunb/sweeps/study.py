@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ from tpunb.places.confirm import confirm_cost
 from tpunb.runs import listing
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
-from tpunb.sweeps.folder import Kind, SweepDir, SweepSpec, Trial
-from tpunb.sweeps.planner import Listed, Planner, Search, take
+from tpunb.sweeps.folder import SweepDir, SweepKind, SweepSpec, Trial
+from tpunb.sweeps.planner import Listed, OptunaPlanner, Planner
 from tpunb.sweeps.scheduler import Scheduler
 from tpunb.sweeps.space import Choice, Range
 from tpunb.sweeps.table import SweepTable
@@ -63,13 +64,12 @@ class SweepOrder:
     """True to start without a confirmation, even above the place's `ask_above`."""
 
     @property
-    def kind(self) -> Kind:
-        """The source of the parameters."""
+    def kind(self) -> SweepKind:
         if self.trials is not None:
-            return Kind.LIST
+            return SweepKind.LIST
         if self.search is not None:
-            return Kind.SEARCH
-        return Kind.GRID if self.random is None else Kind.RANDOM
+            return SweepKind.SEARCH
+        return SweepKind.GRID if self.random is None else SweepKind.RANDOM
 
     def check(self) -> None:
         """Raise TpunbError for options that contradict each other or do not fit the notebook."""
@@ -104,7 +104,6 @@ class SweepOrder:
         return lambda: folders.code_digest(cells, places)
 
     def spec(self) -> SweepSpec:
-        """Return the sweep's definition for its folder."""
         space: Any = {name: values.to_json() for name, values in self.space.items()}
         if self.trials is not None:
             space = {"trials": [dict(trial) for trial in self.trials]}
@@ -121,13 +120,14 @@ class SweepOrder:
         )
 
     def planner(self, folder: SweepDir, spec: SweepSpec) -> Planner:
-        """Return the planner that proposes the trials."""
         if self.search is not None:
-            return Search(folder, spec, self.space, self.search)
+            return OptunaPlanner(folder, spec, self.space, self.search)
         if self.trials is not None:
             return Listed(self.trials)
         if self.random is not None:
-            return Listed(take(spaces.random_trials(self.space, spec.digest()), self.random))
+            return Listed(
+                list(islice(spaces.random_trials(self.space, spec.digest()), self.random))
+            )
         return Listed(spaces.grid_trials(self.space))
 
 
@@ -212,7 +212,7 @@ def run_sweep(order: SweepOrder, runs: Path) -> Study:
     Raises TpunbError before anything starts, and for a full disk.
     """
     order.check()
-    if order.kind is Kind.GRID:
+    if order.kind is SweepKind.GRID:
         spaces.grid_trials(order.space)  # raises for a wrong grid before a folder is created
     spec, jobs, notes = order.spec(), order.jobs, []
     if jobs > 1 and order.on is None and machine.detect_machine(os.environ).device == "TPU":

@@ -11,7 +11,7 @@ from typing import Any
 
 from tpunb.display.html import GREY, framed
 from tpunb.runs import metrics
-from tpunb.sweeps.folder import Kind, SweepSpec, Trial, TrialState, is_better
+from tpunb.sweeps.folder import SweepKind, SweepSpec, Trial, TrialState, is_better
 from tpunb.utils.terminal import Style, join, paint
 from tpunb.utils.text import duration, excerpt
 
@@ -106,13 +106,13 @@ class SweepTable:
     def parameters(self) -> list[str]:
         """The parameters that differ between trials, including future ones; all if none differs."""
         known = [trial.parameters for trial in self.trials.values()]
-        planned = self.spec.space.get("trials", []) if self.spec.kind is Kind.LIST else []
+        planned = self.spec.space.get("trials", []) if self.spec.kind is SweepKind.LIST else []
         names = list(dict.fromkeys(name for given in known for name in given))
         differ = [
             name
             for name in names
             if len({repr(given.get(name)) for given in (*known, *planned)}) > 1
-            or (self.spec.kind is not Kind.LIST and _has_several(self.spec.space.get(name)))
+            or (self.spec.kind is not SweepKind.LIST and _has_several(self.spec.space.get(name)))
         ]
         return differ or names
 
@@ -136,7 +136,6 @@ class SweepTable:
         return text
 
     def heads(self) -> list[str]:
-        """Return the names of the columns."""
         listed = self.trials.values()
         heads = ["", "trial", *self.parameters, "state", self.metric or "value"]
         heads += ["step"] if self.spec.metric is not None else []
@@ -149,7 +148,6 @@ class SweepTable:
         return heads + (["error"] if any(trial.error for trial in listed) else [])
 
     def row(self, trial: Trial, heads: Sequence[str], best: Trial | None) -> list[str]:
-        """Return the columns `heads` of one trial."""
         value = self.value(trial)
         took = trial.duration
         if trial.state is TrialState.RUNNING and trial.started is not None:

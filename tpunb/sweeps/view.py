@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -21,7 +21,7 @@ _ROWS_LEFT = 5
 """Lines of a terminal besides the trials: headline, column names, number of other rows, news."""
 
 
-class SweepView:
+class SweepView(AbstractContextManager["SweepView"]):
     """Base class of the three views of a sweep's trials."""
 
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
@@ -30,19 +30,10 @@ class SweepView:
         self.news = ""
         """What the sweep is doing, if it does more than run trials."""
 
-    def __enter__(self) -> SweepView:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *about: Any) -> None:
         pass
 
     def show(self, trials: Mapping[int, Trial]) -> None:
-        """Show the current state of the trials."""
         self.table = replace(self.table, trials=dict(trials))
 
     def tell(self, news: str, trials: Mapping[int, Trial]) -> None:
@@ -56,7 +47,6 @@ class SweepView:
 
     @property
     def stopped(self) -> str:
-        """The message for a stopped sweep: how to continue it."""
         how = " without --again (again=True)" if self.table.spec.again else ""
         return f"stopped; run it again{how} to continue"
 
@@ -138,7 +128,7 @@ class _Terminal(SweepView):
             print(self.stopped)
 
 
-class _Lines(SweepView):
+class _LineView(SweepView):
     """View for files and pipes: a line for each trial that ends, and the table at the end."""
 
     def __init__(self, table: SweepTable, notes: Sequence[str]) -> None:
@@ -189,7 +179,7 @@ def make_view(table: SweepTable, notes: Sequence[str]) -> SweepView:
         return _Notebook(table, notes, front)
     if sys.stdout.isatty():
         return _Terminal(table, notes)
-    return _Lines(table, notes)
+    return _LineView(table, notes)
 
 
 def _execution_count() -> int:

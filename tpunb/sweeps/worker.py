@@ -50,7 +50,6 @@ class Worker:
         self._lines = LineBuffer()
 
     def order(self, order: Mapping[str, Any]) -> None:
-        """Order the worker to run a notebook."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `poll` will report the worker's end
             self._process.stdin.write((json.dumps(order) + "\n").encode())

@@ -7,10 +7,7 @@ rehearsal and on a TPU. They are loaded on first use, because most of them need 
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
-
-from tpunb.utils.deprecation import warn_renamed
 
 if TYPE_CHECKING:
     from tpunb.training.gradients import Accumulation, Update, optimizer_step
@@ -62,29 +59,8 @@ __all__ = [
     "watch_sums",
 ]
 
-_REMOVED = {
-    "FileCache": "copy the files to /dev/shm (docs/training.md, Input)",
-    "LoaderCheck": "time the loop with and without the loader (docs/training.md, Input)",
-    "Loading": "time the loop with and without the loader (docs/training.md, Input)",
-    "check_loader": "time the loop with and without the loader (docs/training.md, Input)",
-    "compilations": "torch_xla.debug.metrics.metric_data('CompileTime')",
-    "masked_while": "a for loop with torch.where (docs/training.md, Few shapes)",
-    "save_weights": "safetensors.torch.save_model (docs/checkpoints.md, Weights for use elsewhere)",
-}
-"""Names that the previous release had, and what to use instead."""
-
 
 def __getattr__(name: str) -> Any:
-    if name == "choose_buckets":
-        from tpunb.training.padding import Buckets
-
-        warn_renamed("tpunb.training.choose_buckets", "Buckets.choose")
-        return Buckets.choose
-    if name in _REMOVED:
-        # `from tpunb.training import name` would hide the text of an AttributeError.
-        importing = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"
-        kind = ImportError if importing else AttributeError
-        raise kind(f"tpunb.training.{name} was removed: use {_REMOVED[name]}")
     if name not in _MODULES:
         raise AttributeError(f"module 'tpunb.training' has no attribute {name!r}")
     return getattr(importlib.import_module(f"tpunb.training.{_MODULES[name]}"), name)

@@ -67,7 +67,7 @@ def predict(
             f"predict: the model is on {device} in rank {rank} of {world}: move it to this "
             "rank's core, model.to(torch_xla.device())"
         )
-    call = step or _Call(model)
+    call = step or _ModelCall(model)
     shapes = _ShapeCheck(batches.batch_size)
     results = _Results(size, batches.batch_size, world, widen=bf16) if is_first() else None
     with _evaluating(model), torch.no_grad(), _precision(device, bf16):
@@ -83,7 +83,7 @@ def predict(
     return None if results is None else results.finish()
 
 
-class _Call:
+class _ModelCall:
     """Calls a model with the parts of a batch as its arguments."""
 
     def __init__(self, model: Callable[..., Any]) -> None:

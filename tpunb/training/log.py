@@ -94,8 +94,6 @@ def flush_metrics(sync: bool = True, timeout: float | None = None) -> None:
 
 @dataclass
 class Record:
-    """One call of `log`."""
-
     time: float
     step: int | None
     values: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +103,6 @@ class Record:
     """The reductions of metrics that are not reduced to their mean."""
 
     def add(self, name: str, value: Any) -> None:
-        """Check a value and keep it."""
         if is_a(value, "torch", "Tensor"):
             if value.numel() != 1:
                 raise ValueError(
@@ -187,7 +184,6 @@ class MetricsWriter(ABC):
                 self.deliver(records)
 
     def flush(self, sync: bool, timeout: float | None) -> None:
-        """See `flush_metrics`."""
         if self._waiting and sync:
             sys.modules["torch_xla"].sync()
         with self._order:
@@ -201,7 +197,11 @@ class MetricsWriter(ABC):
 
 
 class ConsoleWriter(MetricsWriter):
-    """Prints a line for each record; used outside a run."""
+    """Prints a line for each record; used outside a run, under torchrun in rank 0 only."""
+
+    def add(self, record: Record) -> None:
+        if is_first():
+            super().add(record)
 
     def deliver(self, records: list[Record]) -> None:
         for record in records:
@@ -210,16 +210,6 @@ class ConsoleWriter(MetricsWriter):
             values = [f"{name} {_number(value)}" for name, value in record.values.items()]
             print(" · ".join(step + values), flush=True)
             _call_back(record)
-
-
-class NullWriter(MetricsWriter):
-    """Drops all records; used under torchrun, outside a run, in ranks other than 0."""
-
-    def add(self, record: Record) -> None:
-        """Drop the record: rank 0 prints for all ranks."""
-
-    def deliver(self, records: list[Record]) -> None:
-        """Never called, because `add` keeps no record."""
 
 
 class FileWriter(MetricsWriter):
@@ -251,7 +241,6 @@ class FileWriter(MetricsWriter):
         self._retry = 0.0
 
     def add(self, record: Record) -> None:
-        """Take a record, and count it as activity of this rank."""
         heartbeat.note_activity()
         super().add(record)
 
@@ -335,7 +324,6 @@ _reported: set[str] = set()
 
 
 def _writer() -> MetricsWriter:
-    """The writer of this process."""
     global _current_writer
     if _current_writer is None:
         if (this := rank_of_run()) is not None:
@@ -343,7 +331,7 @@ def _writer() -> MetricsWriter:
             # For a rank that fails: nothing else flushes then.
             atexit.register(flush_metrics, sync=False, timeout=5.0)
         else:
-            _current_writer = ConsoleWriter() if is_first() else NullWriter()
+            _current_writer = ConsoleWriter()
     return _current_writer
 
 

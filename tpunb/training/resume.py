@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import random
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tpunb.training.checkpoint import api
 from tpunb.training.ranks import is_first
-from tpunb.utils.deprecation import renamed_arguments
 from tpunb.xla import loaders
 from tpunb.xla.runtime import running_module
 from tpunb.xla.tensors import start_pending_work
@@ -44,7 +42,6 @@ class TrainingState:
     bit, as one that was not stopped.
     """
 
-    @renamed_arguments(to="path")
     def __init__(
         self, *, own: Collection[str] = (), path: str | Path | None = None, **parts: Any
     ) -> None:
@@ -86,7 +83,6 @@ class TrainingState:
         api.save(state, step, per_rank=True, path=self._path)
         self._seed(seed)
 
-    @renamed_arguments(from_="path", trusted=("weights_only", operator.not_))
     def load(
         self,
         path: str | Path | None = None,

@@ -27,25 +27,17 @@ from torch.utils.data import (
 )
 
 from tpunb.training.ranks import rank_and_world
-from tpunb.utils.deprecation import renamed_arguments
 
 Remainder = Literal["pad", "drop", "repeat"]
 REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 
-KEPT = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
+KEPT = tuple(
+    "num_workers pin_memory timeout worker_init_fn multiprocessing_context generator "
+    "prefetch_factor persistent_workers".split()
 )
 """Options that a DataLoader keeps, like its collate_fn, when it is rebuilt with other batches."""
 
 
-@renamed_arguments(rest="remainder")
 def shard(
     data: Any,
     batch_size: int | None = None,
@@ -137,8 +129,6 @@ def _make_loader(data: Any, batch_size: int | None, shuffle: bool) -> DataLoader
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an epoch on this rank."""
-
     batch: Any
     """This rank's samples, collated."""
     count: int
@@ -409,7 +399,6 @@ def partition(
 
 
 def _by_group(groups: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The positions of each group, in order."""
     _, group_of, sizes = groups.unique(return_inverse=True, return_counts=True)
     together = group_of.argsort(stable=True).split(sizes.tolist())
     return iter(sorted(together, key=lambda part: int(part[0])))

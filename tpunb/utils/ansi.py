@@ -34,8 +34,6 @@ _HALF = re.compile(r"\x1b(\[\d{0,4})?\Z")
 
 
 class _Line:
-    """A line that is being written."""
-
     def __init__(self) -> None:
         self.is_bar = False
         self._kept = ""

@@ -17,6 +17,7 @@ import pathlib
 from typing import Any
 
 from tpunb.utils.modules import loaded
+from tpunb.utils.text import excerpt
 
 MOST_ITEMS = 1000
 """The most items of a container, including those of nested containers."""
@@ -49,7 +50,7 @@ def literal(value: object) -> str | None:
 def shown(text: str, most: int = 60) -> str:
     """Return a literal for display: without `__import__`, and cut to the length of a line."""
     text = text.replace('__import__("', "").replace('").', ".")
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return excerpt(text, most)
 
 
 def simple(text: str) -> Any:

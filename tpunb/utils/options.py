@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
@@ -34,8 +33,6 @@ class Declaration:
     help: str
     group: str
     """Its heading in `--help`; '' for the first heading."""
-    old_name: str | None
-    """A former name that works for one more release, with a warning; it is not in `--help`."""
     exclusive: bool
     """True if it excludes the other exclusive options of its group."""
     keywords: Mapping[str, Any]
@@ -58,7 +55,6 @@ def option(
     metavar: str | tuple[str, ...] | None = None,
     repeatable: bool = False,
     group: str = "",
-    old_name: str | None = None,
     exclusive: bool = False,
     alone: str | None = None,
     required: bool = False,
@@ -79,17 +75,15 @@ def option(
     if alone is not None:
         keywords |= {"nargs": "?", "const": alone}
     keywords = {name: value for name, value in keywords.items() if value is not None}
-    declared = Declaration(names, help, group, old_name, exclusive, keywords)
+    declared = Declaration(names, help, group, exclusive, keywords)
     if callable(default):
         return field(default_factory=default, metadata={"option": declared})
     return field(default=() if repeatable else default, metadata={"option": declared})
 
 
-def flag(
-    *names: str, help: str, group: str = "", old_name: str | None = None, exclusive: bool = False
-) -> Any:
+def flag(*names: str, help: str, group: str = "", exclusive: bool = False) -> Any:
     """Declare a field for an option without a value: True if it is given, otherwise False."""
-    declared = Declaration(names, help, group, old_name, exclusive, {"action": "store_true"})
+    declared = Declaration(names, help, group, exclusive, {"action": "store_true"})
     return field(default=False, metadata={"option": declared})
 
 
@@ -112,7 +106,7 @@ def argument(
         keywords["nargs"] = "?"
     if type is not None:
         keywords["type"] = type
-    declared = Declaration((), help, "", None, False, keywords)
+    declared = Declaration((), help, "", False, keywords)
     return field(default=None, metadata={"option": declared})
 
 
@@ -149,8 +143,6 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
         place.add_argument(
             *declared.names, dest=item.name, default=default, help=declared.help, **keywords
         )
-        if declared.old_name is not None:
-            _add_old_name(parser, item.name, declared)
 
 
 def build_options(options: type[_Options], namespace: argparse.Namespace) -> _Options:
@@ -190,37 +182,6 @@ class OptionParser(argparse.ArgumentParser):
         return ""
 
 
-class _OldName(argparse.Action):
-    """A former name of an option: sets the same field, and warns with the new name."""
-
-    new_name = ""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        warn(f"{parser.prog} {option_string} is now {self.new_name}; the old name will be removed")
-        setattr(namespace, self.dest, True if self.nargs == 0 else values)
-
-
-def _add_old_name(parser: argparse.ArgumentParser, dest: str, declared: Declaration) -> None:
-    assert declared.old_name is not None
-    action = parser.add_argument(
-        declared.old_name,
-        dest=dest,
-        action=_OldName,
-        nargs=0 if declared.keywords.get("action") == "store_true" else None,
-        **{name: value for name, value in declared.keywords.items() if name == "type"},
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
-    assert isinstance(action, _OldName)
-    action.new_name = declared.names[-1]
-
-
 def join_lists(words: Sequence[str], options: Collection[str]) -> list[str]:
     """Join the words of lists, so that `--returns a, b` is one value like `--returns a,b`."""
     joined: list[str] = []
@@ -235,11 +196,6 @@ def join_lists(words: Sequence[str], options: Collection[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
-
-
-def warn(text: str) -> None:
-    """Print a warning about the options to standard error."""
-    print(f"warning: {text}", file=sys.stderr)
 
 
 def parse_count(text: str) -> int:

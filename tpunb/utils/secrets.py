@@ -19,14 +19,27 @@ _HARMLESS = frozenset(
 )
 """Words that make a name with KEY or TOKEN a name of data."""
 _PART = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_FORMS = re.compile(
-    r"\b(hf_\w{20}|gh[opsur]_\w{20}|github_pat_\w{20}|glpat-[\w-]{16}|sk-[\w-]{16}|pypi-[\w-]{20}"
-    r"|xox[abeprs]-[\w-]{10}|A(?:KI|SI)A[0-9A-Z]{16}|AIza[\w-]{30}|ya29\.[\w-]{20}"
-    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10}|hooks\.slack\.com/services/\w)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@"
-)
-"""Tokens of Hugging Face, GitHub, GitLab, OpenAI, PyPI, Slack, AWS and Google; JSON web tokens,
-private keys, URLs with a password."""
+FORMATS = {
+    r"hf_[A-Za-z0-9]{16,}": "HF_TOKEN",
+    r"gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}": "GITHUB_TOKEN",
+    r"glpat-[\w-]{16,}": "GITLAB_TOKEN",
+    r"sk-[\w-]{16,}": "OPENAI_API_KEY",
+    r"xox[abeprs]-[\w-]{10,}": "SLACK_TOKEN",
+    r"(?:https://)?hooks\.slack\.com/services/[\w/]+": "SLACK_WEBHOOK_URL",
+    r"A(?:KI|SI)A[0-9A-Z]{16}": "AWS_ACCESS_KEY_ID",
+    r"AIza[\w-]{30,}": "GOOGLE_API_KEY",
+    r"ya29\.[\w-]{20,}": "GOOGLE_TOKEN",
+    r"pypi-[\w-]{20,}": "PYPI_TOKEN",
+    r"eyJ[\w-]{8,}(?:\.[\w-]+)+": "TOKEN",
+}
+"""Token formats of services, and the environment variable that usually holds such a token.
+
+https://docs.github.com/code-security/secret-scanning has such lists.
+"""
+TOKEN = re.compile("|".join(rf"(?<![\w-])({pattern})" for pattern in FORMATS))
+"""A token; the number of the group is that of its format."""
+_PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@")
+"""Private keys, and URLs with a password."""
 _FIELD = re.compile(r"['\"](\w+)['\"]\s*:\s*b?['\"]")
 """Matches 'api_key': '…' in a dict or in JSON."""
 _PAIR = re.compile(r"(?:^|[?&;,\s])([\w.-]+)\s*=\s*[^\s&;,]")
@@ -51,7 +64,8 @@ def is_secret_name(name: str) -> bool:
 
 def is_secret_text(text: str) -> bool:
     """True if a text has the form of a secret, or contains one."""
-    return _FORMS.search(text) is not None or any(map(is_secret_name, _FIELD.findall(text)))
+    found = TOKEN.search(text) or _PRIVATE.search(text)
+    return found is not None or any(map(is_secret_name, _FIELD.findall(text)))
 
 
 def kept_value(name: str, value: str) -> str:

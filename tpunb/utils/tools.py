@@ -134,7 +134,7 @@ def run(
     Raises ToolError if it cannot be called or exceeds a limit, and StoppedError.
     """
     process = start(command, given=given, **options)
-    call = _Call(shown or shlex.join(command), process, most, into)
+    call = _ToolCall(shown or shlex.join(command), process, most, into)
     try:
         call.run(given or b"", timeout, cancelled)
     finally:
@@ -166,7 +166,7 @@ def start(
         ) from None
 
 
-class _Call:
+class _ToolCall:
     """A tool that is running."""
 
     def __init__(

@@ -42,10 +42,14 @@ TITLES = {
 def _loop(inside: str, before: str = "", steps: int = 6) -> str:
     """A training loop; `inside` computes `loss` from `model` and `step`."""
     body = "\n".join("    " + line for line in inside.splitlines())
+    return f"model, opt = make()\n{before}for step in range({steps}):\n{body}\n{_update()}"
+
+
+def _update(mark: str = "") -> str:
+    """The end of a loop's body; `mark`: the finding at its optimizer step."""
+    marked = f"  #! {mark}" if mark else ""
     return (
-        f"model, opt = make()\n{before}"
-        f"for step in range({steps}):\n{body}\n"
-        "    opt.zero_grad()\n    loss.backward()\n    xm.optimizer_step(opt)\n"
+        f"    opt.zero_grad()\n    loss.backward()\n    xm.optimizer_step(opt){marked}\n"
         "    torch_xla.sync()\n"
     )
 
@@ -132,11 +136,8 @@ model, opt = make()
 x = rows().to(device)
 for step in range(6):
     loss = loss_of(model(x), step > 3)
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)
-    torch_xla.sync()
-""",
+"""
+    + _update(),
     "a loop of another length": _loop(
         "out = model(x)\nfor _ in range(1 + step // 3):  #! recompiled\n    out = out * 0.5\n"
         "loss = out.square().mean()",
@@ -177,11 +178,8 @@ model.append(Bessel())
 for step in range(6):
     x = rows().to(device)
     loss = model(x).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)
-    torch_xla.sync()
-""",
+"""
+    + _update(),
     # -- values that are read at every step
     "item": _loop("x = rows().to(device)\nloss = model(x).square().mean()")
     + "    total = loss.item()  #! read\n",
@@ -222,11 +220,8 @@ model = Net().to(device)
 opt = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(4):
     loss = model(rows().to(device)).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)  #! gradients
-    torch_xla.sync()
-""",
+"""
+    + _update("gradients"),
     "detached too early": """\
 model, opt = make()
 head = nn.Linear(2, 1).to(device)
@@ -234,11 +229,8 @@ opt.add_param_group({"params": head.parameters()})
 for step in range(4):
     features = model(rows().to(device)).detach()
     loss = head(features).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)  #! gradients
-    torch_xla.sync()
-""",
+"""
+    + _update("gradients"),
     "two optimizers, one without work": """\
 def train():
     model, opt = make()
@@ -259,32 +251,23 @@ opt = torch.optim.SGD(model.parameters(), lr=0.01)
 model.to(device)
 for step in range(4):
     loss = model(rows().to(device)).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)  #! device
-    torch_xla.sync()
-""",
+"""
+    + _update("device"),
     "a model that never moved": """\
 model = nn.Linear(6, 2)
 opt = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(4):
     loss = model(rows()).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)  #! device
-    torch_xla.sync()
-""",
+"""
+    + _update("device"),
     "a weight beside the model": """\
 model, opt = make()
 scale = nn.Parameter(torch.ones(1))
 opt.add_param_group({"params": [scale]})
 for step in range(4):
     loss = (model(rows().to(device)) * scale.to(device)).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)  #! device
-    torch_xla.sync()
-""",
+"""
+    + _update("device"),
     # -- gradients that stay on their core
     "the optimizer's own step": """\
 model, opt = make()
@@ -366,11 +349,8 @@ for step in range(5):
     log.scale = 1.0 if step < 2 else 0.0
     out = model(rows().to(device))  #! nan
     loss = out.square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)
-    torch_xla.sync()
-""",
+"""
+    + _update(),
     "a loss": _loop("x = rows().to(device)\nloss = model(x).square().mean() / (3 - step)").replace(
         "loss.backward()", "loss.backward()  #! nan"
     ),
@@ -379,11 +359,8 @@ model, opt = make()
 for step in range(4):
     out = model(rows().to(device) * 0)
     loss = (out - out.detach()).abs().sqrt().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)  #! nan
-    torch_xla.sync()
-""",
+"""
+    + _update("nan"),
     "the input of the model": _loop(
         "x = rows()\nif step == 3:\n    x[0, 0] = float('nan')\n"
         "loss = model(x.to(device)).square().mean()  #! nan"

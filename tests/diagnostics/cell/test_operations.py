@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.operations import Op, Shape, Window, find_cause
 
-LINE = Place("<cell>", 3)
+LINE = SourceLine("<cell>", 3)
 FLOAT, HALF = torch.float32, torch.bfloat16
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tpunb.diagnostics.cell import places
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.places import Places
 
 SOURCE = """%%tpu_debug
@@ -45,6 +45,6 @@ def test_the_branch_of_a_line_is_found(line: int, decides: int | None) -> None:
     name = "a cell of test_places"
     linecache.cache[name] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), name)
     found = Places(shell(_filename_map={name: 7}))
-    assert found.branch(Place(name, line)) == (Place(name, decides) if decides else None)
-    assert found.name(Place(name, line)) == f"cell [7], line {line}"
-    assert found.source(Place(name, 4)) == "a(x)"
+    assert found.branch(SourceLine(name, line)) == (SourceLine(name, decides) if decides else None)
+    assert found.name(SourceLine(name, line)) == f"cell [7], line {line}"
+    assert found.source(SourceLine(name, 4)) == "a(x)"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tpunb.diagnostics.cell.report import MOST, Finding, Report, describe_seconds
+from tpunb.diagnostics.cell.report import MOST, DebugReport, Issue, describe_seconds
 
 
-def finding(number: int) -> Finding:
-    return Finding("read", f"value {number} < 3", f"cell [1], line {number}: a < b", "use `log`")
+def finding(number: int) -> Issue:
+    return Issue("read", f"value {number} < 3", f"cell [1], line {number}: a < b", "use `log`")
 
 
 def test_it_fits_on_a_screen() -> None:
-    shown = str(Report([finding(n) for n in range(20)], ["20 steps of 3 ms"]))
+    shown = str(DebugReport([finding(n) for n in range(20)], ["20 steps of 3 ms"]))
     lines = shown.splitlines()
     assert len(lines) <= 24
     assert lines[0] == "%%tpu_debug: 20 issues found · 20 steps of 3 ms"
@@ -19,7 +19,7 @@ def test_it_fits_on_a_screen() -> None:
 
 
 def test_html_shows_the_same_and_is_escaped() -> None:
-    html = Report([finding(1)], ["1 < 2 steps"]).html()
+    html = DebugReport([finding(1)], ["1 < 2 steps"]).html()
     assert "1 &lt; 2 steps" in html
     assert "value 1 &lt; 3" in html
     assert "<code>a &lt; b</code>" in html
@@ -27,7 +27,7 @@ def test_html_shows_the_same_and_is_escaped() -> None:
 
 
 def test_a_report_without_findings() -> None:
-    assert str(Report([], ["3 steps"])) == "%%tpu_debug: no issues found · 3 steps"
+    assert str(DebugReport([], ["3 steps"])) == "%%tpu_debug: no issues found · 3 steps"
 
 
 def test_spans() -> None:

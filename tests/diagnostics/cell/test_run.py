@@ -46,8 +46,8 @@ def test_steps_end_a_loop_after_the_rest_of_its_body(nb: Kernel) -> None:
 
 def test_the_stop_is_printed_above_the_report(nb: Kernel) -> None:
     printed = (
-        "from tpunb.diagnostics.cell import DebugOptions, run_cell\n"
-        f"run_cell(get_ipython(), {LOOP!r}, DebugOptions(report=print, steps=4))"
+        "from tpunb.diagnostics.cell import DebugSettings, run_cell\n"
+        f"run_cell(get_ipython(), {LOOP!r}, DebugSettings(report=print, steps=4))"
     )
     stopped, report = nb.run(printed).good().stdout.splitlines()[:2]
     assert stopped == "stopped after 4 steps (--steps)"

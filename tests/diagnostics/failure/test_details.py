@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from tpunb.diagnostics.failure import Diagnosis, Facts, diagnose, unexplained
-from tpunb.diagnostics.failure.api_names import explain_name, names_of
+from tpunb.diagnostics.failure.details import explain_name, names_of
 from tpunb.diagnostics.failure.log import Log
 from tpunb.diagnostics.failure.origin import to_search_for, version_of
 

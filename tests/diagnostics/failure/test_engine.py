@@ -239,25 +239,23 @@ def test_exception_lines_are_preferred_to_lines_that_mention_an_error() -> None:
     assert len(lines) == 3
 
 
-def test_warnings_are_not_exceptions() -> None:
-    text = "UserWarning: old\nDeprecationWarning: older\nmypackage.errors.OddError: now\ndone\n"
-    assert most_relevant_lines(text) == ["mypackage.errors.OddError: now"]
-
-
-def test_exceptions_of_packages_need_not_be_called_errors() -> None:
-    assert most_relevant_lines("step 1\nzipfile.BadZipFile: no zip\npkg.OldWarning: x\n") == [
-        "zipfile.BadZipFile: no zip"
-    ]
-
-
-def test_equal_lines_are_shown_once_and_the_order_is_that_of_the_log() -> None:
-    text = "[0] ValueError: b\n[1] ValueError: b\nwhat(): a\n" * 3
-    assert most_relevant_lines(text) == ["ValueError: b", "what(): a"]
-
-
-def test_without_any_exception_the_last_lines_are_shown() -> None:
-    assert most_relevant_lines("one\ntwo\n\nthree\n", most=2) == ["two", "three"]
-    assert most_relevant_lines("") == []
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            "UserWarning: old\nDeprecationWarning: older\nmypackage.errors.OddError: now\ndone\n",
+            ["mypackage.errors.OddError: now"],
+        ),
+        ("step 1\nzipfile.BadZipFile: no zip\npkg.OldWarning: x\n", ["zipfile.BadZipFile: no zip"]),
+        ("[0] ValueError: b\n[1] ValueError: b\nwhat(): a\n" * 3, ["ValueError: b", "what(): a"]),
+        ("one\ntwo\n\nthree\n", ["two", "three"]),  # without an exception: the last
+        ("", []),
+    ],
+)
+def test_exceptions_are_shown_once_each_in_the_order_of_the_log(
+    text: str, lines: list[str]
+) -> None:
+    assert most_relevant_lines(text, most=2) == lines
 
 
 def test_a_very_long_line_is_cut() -> None:

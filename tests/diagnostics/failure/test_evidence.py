@@ -33,6 +33,10 @@ def traceback(error: str, frame: str = "train()", prefix: str = "") -> str:
     return "".join(f"{prefix}{line}\n" for line in [*lines, error])
 
 
+FULL = traceback("OSError: [Errno 28] No space left on device")
+PLAIN = traceback("KeyError: 'lr'")
+
+
 def test_nothing_harmless_is_blamed() -> None:
     """Each plain error alone, and each harmless log above, below and without one; exit status 1."""
     told = diagnosing.measure(Path(), 1)
@@ -55,9 +59,7 @@ def test_known_harmless_lines_are_notices() -> None:
     "log",
     [
         # raised from it
-        traceback("OSError: [Errno 28] No space left on device")
-        + "\nDuring handling of the above exception, another exception occurred:\n\n"
-        + traceback("KeyError: 'lr'"),
+        FULL + "\nDuring handling of the above exception, another exception occurred:\n\n" + PLAIN,
         # in a worker, whose traceback is in the message
         traceback("RuntimeError: Caught OSError in DataLoader worker process 0.")
         + "Original Traceback (most recent call last):\n"
@@ -84,27 +86,18 @@ def test_the_exception_that_ended_a_rank_is_found(log: str) -> None:
     "log",
     [
         # handled, and logged
-        "ERROR:root:trying another disk\n"
-        + traceback("OSError: [Errno 28] No space left on device")
-        + "step 4\n"
-        + traceback("KeyError: 'lr'"),
+        "ERROR:root:trying another disk\n" + FULL + "step 4\n" + PLAIN,
         # said by a destructor, a logger, a thread
-        IGNORED + traceback("KeyError: 'lr'"),
-        "Error in atexit._run_exitfuncs:\n"
-        + traceback("OSError: [Errno 28] No space left on device")
-        + traceback("KeyError: 'lr'"),
-        traceback("KeyError: 'lr'") + IGNORED,
-        "--- Logging error ---\n"
-        + traceback("OSError: [Errno 28] No space left on device")
-        + traceback("KeyError: 'lr'"),
-        "Exception in thread Thread-1:\n"
-        + traceback("OSError: [Errno 28] No space left on device")
-        + traceback("KeyError: 'lr'"),
+        IGNORED + PLAIN,
+        "Error in atexit._run_exitfuncs:\n" + FULL + PLAIN,
+        PLAIN + IGNORED,
+        "--- Logging error ---\n" + FULL + PLAIN,
+        "Exception in thread Thread-1:\n" + FULL + PLAIN,
         # only in the code that the traceback shows
         traceback("KeyError: 'lr'", frame='raise OSError("No space left on device")'),
         traceback("KeyError: 'lr'", frame="if xm.is_master_ordinal(): xm.save(model, path)"),
         # printed
-        "the disk says: No space left on device\n" + traceback("KeyError: 'lr'"),
+        "the disk says: No space left on device\n" + PLAIN,
     ],
 )
 def test_handled_or_mentioned_exceptions_are_not_reasons(log: str) -> None:
@@ -113,16 +106,13 @@ def test_handled_or_mentioned_exceptions_are_not_reasons(log: str) -> None:
 
 def test_the_cause_of_a_lost_peer_is_searched_in_logs_without_ranks() -> None:
     lost = traceback("RuntimeError: UNAVAILABLE: Socket closed")
-    full = traceback("OSError: [Errno 28] No space left on device")
-    assert ids(full + lost) == ids(lost + full + lost) == ["disk-full", "tpu-lost"]
-    assert ids(full + lost, facts=Facts(exceptions=(lost,))) == ["tpu-lost"]
-    assert ids(traceback("KeyError: 'lr'") + lost) == []
+    assert ids(FULL + lost) == ids(lost + FULL + lost) == ["disk-full", "tpu-lost"]
+    assert ids(FULL + lost, facts=Facts(exceptions=(lost,))) == ["tpu-lost"]
+    assert ids(PLAIN + lost) == []
 
 
 def test_an_exception_in_a_thread_counts_if_nothing_else_failed() -> None:
-    log = "Exception in thread Thread-1:\n" + traceback(
-        "OSError: [Errno 28] No space left on device"
-    )
+    log = "Exception in thread Thread-1:\n" + FULL
     assert ids(log, None) == ["disk-full"]
 
 
@@ -150,7 +140,7 @@ def test_an_exception_of_vllm_only_reports_its_engine_process() -> None:
 
 def test_fatal_lines_count_in_addition_to_an_exception() -> None:
     fatal = "F0000 00:00:1.2 7 pjrt_registry.cc:117] PJRT_Api already exists for device type tpu\n"
-    assert ids(fatal + traceback("KeyError: 'lr'")) == ["runtime-double-init"]
+    assert ids(fatal + PLAIN) == ["runtime-double-init"]
 
 
 def test_the_exceptions_of_a_log_are_read_with_their_messages() -> None:

@@ -1,10 +1,10 @@
 """`%%tpu_debug`: runs a cell on one core in the kernel, and reports what XLA did."""
 
 from tpunb.diagnostics.cell.run import (
-    DebugOptions,
+    DebugSettings,
     new_profile_folder,
     run_cell,
     switched_spmd_on,
 )
 
-__all__ = ["DebugOptions", "new_profile_folder", "run_cell", "switched_spmd_on"]
+__all__ = ["DebugSettings", "new_profile_folder", "run_cell", "switched_spmd_on"]

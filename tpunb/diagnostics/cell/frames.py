@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tpunb.xla import private_names
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of the notebook."""
 
     file: str
@@ -33,12 +33,12 @@ _METHODS = (_OURS, "torch._tensor", "torch.overrides")
 """Modules between torch's function mode and the code that reads a tensor's value."""
 
 
-def innermost_line(files: Container[str]) -> Place | None:
+def innermost_line(files: Container[str]) -> SourceLine | None:
     """The innermost running line of the notebook. `files`: the names of its cells."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename in files:
-            return Place(frame.f_code.co_filename, frame.f_lineno)
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 

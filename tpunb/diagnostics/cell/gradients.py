@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.recorder import Recorder
 from tpunb.xla import runtime
 
@@ -30,10 +30,8 @@ _REDUCING = ("DistributedDataParallel", "FullyShardedDataParallel", "XlaFullySha
 
 @dataclass
 class OptimizerStats:
-    """The observations of one optimizer."""
-
     optimizer: Optimizer
-    place: Place | None
+    place: SourceLine | None
     steps: int = 0
     reduced: bool = False
     """True if gradients were reduced over the cores before a step."""
@@ -76,7 +74,6 @@ class Gradients:
                 handle.remove()
 
     def reducing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that reduces gradients over the cores."""
 
         def reduce(*args: Any, **kwargs: Any) -> Any:
             self._reduced = True
@@ -173,7 +170,7 @@ class NotFinite:
 
     what: str
     """'the output of model.encoder.norm (LayerNorm)', 'the gradient of model.head.weight'."""
-    place: Place | None
+    place: SourceLine | None
     step: int
 
 
@@ -188,7 +185,7 @@ class FiniteCheck:
         self._recorder = recorder
         self._gradients = gradients
         self._flags: list[torch.Tensor] = []
-        self._what: list[tuple[str, Any, Place | None, int]] = []
+        self._what: list[tuple[str, Any, SourceLine | None, int]] = []
         self._answers: torch.Tensor | None = None
         self.first: NotFinite | None = None
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
+from tpunb.utils.text import excerpt
 
 _MOST = 64
 """Maximal number of members of a list or tuple that are described."""
@@ -36,7 +37,7 @@ class Op(NamedTuple):
     """A call of one of torch's functions with a tensor on the XLA device."""
 
     name: str
-    place: Place | None
+    place: SourceLine | None
     """The innermost line of the notebook that led to the call, if any."""
     optimizer: bool
     """True if an optimizer's step made the call."""
@@ -45,7 +46,7 @@ class Op(NamedTuple):
     result: object
 
     @property
-    def key(self) -> tuple[str, Place | None]:
+    def key(self) -> tuple[str, SourceLine | None]:
         """Identifies the call without its arguments."""
         return self.name, self.place
 
@@ -146,7 +147,7 @@ class Cause:
     """
 
     kind: Kind
-    place: Place | None = None
+    place: SourceLine | None = None
     op: str = ""
     now: str = ""
     before: str = ""
@@ -308,10 +309,5 @@ def _short_reprs(now: object, before: object) -> tuple[str, str]:
     """Both values as text; long texts start near the difference."""
     texts = repr(now), repr(before)
     equal = next((n for n, (a, b) in enumerate(zip(*texts)) if a != b), 0)  # noqa: B905
-    start = equal - 10 if equal > 20 and max(map(len, texts)) > 40 else 0
-    return _shorten(texts[0], start), _shorten(texts[1], start)
-
-
-def _shorten(text: str, start: int) -> str:
-    text = f"…{text[start:]}" if start else text
-    return text if len(text) <= 40 else text[:37] + "…"
+    around = equal if equal > 20 else 0
+    return excerpt(texts[0], 40, around=around), excerpt(texts[1], 40, around=around)

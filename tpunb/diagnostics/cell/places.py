@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
 
 _BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.comprehension)
 
@@ -44,18 +44,17 @@ class Places:
         self.files = cell_files(shell)
         self._trees: dict[str, ast.Module | None] = {}
 
-    def name(self, place: Place) -> str:
+    def name(self, place: SourceLine) -> str:
         """'cell [3], line 12'."""
         return f"cell [{self.files[place.file]}], line {place.line}"
 
-    def source(self, place: Place) -> str:
-        """The text of the line."""
+    def source(self, place: SourceLine) -> str:
         return linecache.getline(place.file, place.line).strip()
 
-    def branch(self, place: Place) -> Place | None:
+    def branch(self, place: SourceLine) -> SourceLine | None:
         """The innermost condition or loop that decides whether a line runs."""
         tree = self._tree(place.file)
-        best: Place | None = None
+        best: SourceLine | None = None
         for node in ast.walk(tree) if tree is not None else ():
             if not isinstance(node, _BRANCHES) or isinstance(node, ast.comprehension):
                 continue
@@ -63,7 +62,7 @@ class Places:
             parts = [*(body if isinstance(body, list) else [body]), *_others(node)]
             inside = any(part.lineno <= place.line <= (part.end_lineno or 0) for part in parts)
             if inside and (best is None or node.lineno >= best.line):
-                best = Place(place.file, node.lineno)
+                best = SourceLine(place.file, node.lineno)
         return best
 
     def _tree(self, file: str) -> ast.Module | None:

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tpunb.diagnostics.cell import frames, operations
-from tpunb.diagnostics.cell.frames import Line, Place, StepsDone
+from tpunb.diagnostics.cell.frames import Line, SourceLine, StepsDone
 from tpunb.diagnostics.cell.operations import (
     ALIKE,
     Cause,
@@ -46,7 +46,7 @@ _LONGEST = 50_000
 class Compilation:
     """A program that XLA compiled."""
 
-    place: Place | None
+    place: SourceLine | None
     """The line that started it."""
     step: int
     seconds: float
@@ -62,7 +62,7 @@ class LineStats:
     """How often something happened at one line, and how long it took."""
 
     name: str
-    place: Place | None
+    place: SourceLine | None
     count: int = 0
     seconds: float = 0.0
     steps: set[int] = field(default_factory=set)
@@ -104,8 +104,8 @@ class Recorder(TorchFunctionMode):
         self.compilations: list[Compilation] = []
         self.variants: list[Compilation] = []
         """Programs that were only not compiled because an earlier cell had compiled them."""
-        self.reads: dict[tuple[str, Place | None], LineStats] = {}
-        self.fallbacks: dict[tuple[str, Place | None], LineStats] = {}
+        self.reads: dict[tuple[str, SourceLine | None], LineStats] = {}
+        self.fallbacks: dict[tuple[str, SourceLine | None], LineStats] = {}
         self.started = 0
         self.marks = 0
         """Step markers that started a program."""
@@ -121,7 +121,7 @@ class Recorder(TorchFunctionMode):
         self._quiet = 0
         self._ops: list[Op] = []
         self._dropped = 0
-        self._sites: dict[tuple[str, Place | None], _Site] = {}
+        self._sites: dict[tuple[str, SourceLine | None], _Site] = {}
         self._counts = counters.read_counts()
         self._compile_seconds = counters.compile_seconds() if runtime.is_running() else 0.0
         self._own = 0.0
@@ -204,8 +204,7 @@ class Recorder(TorchFunctionMode):
         self._counts = counters.read_counts()
         return before, self._counts
 
-    def place(self) -> Place | None:
-        """The innermost running line of the notebook."""
+    def place(self) -> SourceLine | None:
         return frames.innermost_line(self._files)
 
     @contextmanager
@@ -224,13 +223,12 @@ class Recorder(TorchFunctionMode):
 
     @property
     def step(self) -> int:
-        """The number of the running step, from 1."""
         begun = 0 if self._tail else 1
         if self.optimizer_steps:
             return self.optimizer_steps + (0 if self._stepped else begun)
         return self.marks + begun
 
-    def _program(self, name: str, place: Place | None, compiled: bool) -> float:
+    def _program(self, name: str, place: SourceLine | None, compiled: bool) -> float:
         """Record a program that a line started; returns the seconds of its compilation."""
         self.started += 1
         site = self._sites.setdefault((name, place), _Site())
@@ -263,7 +261,7 @@ class Recorder(TorchFunctionMode):
             return 0, Cause("other")
         return best[0], find_cause(window, best[1], site.harmless)
 
-    def _variant(self, site: _Site, window: Window, place: Place | None) -> None:
+    def _variant(self, site: _Site, window: Window, place: SourceLine | None) -> None:
         """Record a program that is new in this cell, but was compiled for an earlier cell."""
         assert site.last is not None
         known = [site.last, *(program for _, program in site.known)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpunb.diagnostics.cell.frames import Place
+from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.places import Places
 from tpunb.xla import runtime
 
@@ -30,9 +30,7 @@ _COMMAND = re.compile("`([^`]+)`")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """An issue in a cell."""
-
+class Issue:
     kind: str
     """'recompiled', 'fallback', 'read', 'gradients', 'device', 'reduction', 'nan', 'graph'."""
     title: str
@@ -45,10 +43,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The findings and facts of one cell."""
-
-    findings: Sequence[Finding]
+class DebugReport:
+    findings: Sequence[Issue]
     """The most expensive first."""
     facts: Sequence[str]
     """'20 steps of 3.1 ms', '2 graphs compiled in 1.2 s'."""
@@ -122,8 +118,6 @@ _NAMES = {
 
 
 class ReportBuilder:
-    """Turns the records of one cell into its report."""
-
     def __init__(
         self,
         recorder: Recorder,
@@ -136,7 +130,7 @@ class ReportBuilder:
         self._places = places
         self._finite = finite
 
-    def report(self) -> Report | None:
+    def report(self) -> DebugReport | None:
         """Return the report; None for a cell that neither used XLA nor trained."""
         recorder = self._recorder
         if not recorder.used_xla and not self._gradients.optimizers:
@@ -152,7 +146,7 @@ class ReportBuilder:
             *self._endless(),
         ]
         findings.sort(key=lambda finding: -finding.seconds)
-        return Report(findings, self._facts())
+        return DebugReport(findings, self._facts())
 
     @property
     def _steps(self) -> int:
@@ -181,7 +175,7 @@ class ReportBuilder:
             facts.append(f"{used:.1f} of {limit:.1f} GiB on the device")
         return facts
 
-    def _at(self, place: Place | None) -> str:
+    def _at(self, place: SourceLine | None) -> str:
         if place is None:
             return ""
         source = self._places.source(place)
@@ -189,7 +183,7 @@ class ReportBuilder:
 
     # -- programs
 
-    def _recompiled(self) -> Iterator[Finding]:
+    def _recompiled(self) -> Iterator[Issue]:
         groups: dict[_Reason, list[Compilation]] = {}
         for program in [*self._recorder.compilations, *self._recorder.variants]:
             cause = program.cause
@@ -203,7 +197,7 @@ class ReportBuilder:
             steps = _steps([program.step for program in programs])
             what, fix, at = self._why(cause, first, reason.place)
             cost = describe_seconds(seconds) if seconds else "cached in this kernel, not in a run"
-            yield Finding(
+            yield Issue(
                 "recompiled",
                 f"recompiled at {steps} ({cost}): {what}",
                 self._at(at),
@@ -212,8 +206,8 @@ class ReportBuilder:
             )
 
     def _why(
-        self, cause: Cause, program: Compilation, place: Place | None
-    ) -> tuple[str, str, Place | None]:
+        self, cause: Cause, program: Compilation, place: SourceLine | None
+    ) -> tuple[str, str, SourceLine | None]:
         last = f"step {program.since}" if program.since != program.step else "earlier in this step"
         since = f"at {last}" if program.since != program.step else last
         if cause.kind == "shape" and cause.rows is not None:
@@ -258,8 +252,8 @@ class ReportBuilder:
         )
 
     def _branch(
-        self, cause: Cause, since: str, place: Place | None
-    ) -> tuple[str, str, Place | None]:
+        self, cause: Cause, since: str, place: SourceLine | None
+    ) -> tuple[str, str, SourceLine | None]:
         decides = self._places.branch(place) if place is not None else None
         ran = "did not run" if cause.skipped else "ran"
         if place is not None and decides is not None and decides.line != place.line:
@@ -273,12 +267,12 @@ class ReportBuilder:
             decides or place,
         )
 
-    def _endless(self) -> Iterator[Finding]:
+    def _endless(self) -> Iterator[Issue]:
         """A training loop without a step marker."""
         recorder = self._recorder
         if recorder.used_xla and recorder.optimizer_steps > 2 and not recorder.marks:
             stepped = max(self._gradients.optimizers.values(), key=lambda stats: stats.steps)
-            yield Finding(
+            yield Issue(
                 "graph",
                 f"{recorder.optimizer_steps} steps without torch_xla.sync(): their operations form "
                 "one growing program",
@@ -289,9 +283,9 @@ class ReportBuilder:
 
     # -- values that leave the device
 
-    def _fallbacks(self) -> Iterator[Finding]:
+    def _fallbacks(self) -> Iterator[Issue]:
         for tally in self._recorder.fallbacks.values():
-            yield Finding(
+            yield Issue(
                 "fallback",
                 f"{_called(tally.name)} ran on the CPU, {self._often(tally)} "
                 f"({describe_seconds(tally.seconds)}): XLA has no such operator, so its inputs are "
@@ -301,12 +295,12 @@ class ReportBuilder:
                 tally.seconds,
             )
 
-    def _reads(self) -> Iterator[Finding]:
+    def _reads(self) -> Iterator[Issue]:
         for tally in self._recorder.reads.values():
             if self._steps < 3 or len(tally.steps) < _OFTEN * self._steps:
                 continue
             name = _NAMES.get(tally.name, f".{tally.name}()")
-            yield Finding(
+            yield Issue(
                 "read",
                 f"{name} reads a value from the device, {self._often(tally)}: the loop waited "
                 f"{describe_seconds(tally.seconds)} for it",
@@ -324,7 +318,7 @@ class ReportBuilder:
 
     # -- gradients and devices
 
-    def _devices(self) -> Iterator[Finding]:
+    def _devices(self) -> Iterator[Issue]:
         for stepped in self._gradients.optimizers.values():
             if not stepped.elsewhere:
                 continue
@@ -340,14 +334,14 @@ class ReportBuilder:
             else:
                 title = f"on the CPU, not on the XLA device: {names}"
                 fix = "call `model.to(torch_xla.device())` before you create the optimizer"
-            yield Finding("device", title, self._at(stepped.place), fix, math.inf)
+            yield Issue("device", title, self._at(stepped.place), fix, math.inf)
 
-    def _gradient(self) -> Iterator[Finding]:
+    def _gradient(self) -> Iterator[Issue]:
         for stepped in self._gradients.optimizers.values():
             away = {id(p) for p in stepped.elsewhere}
             missing = [p for key, p in (stepped.without or {}).items() if key not in away]
             if missing:
-                yield Finding(
+                yield Issue(
                     "gradients",
                     f"no gradient at any step: {self._names(missing)}",
                     self._at(stepped.place),
@@ -356,12 +350,12 @@ class ReportBuilder:
                     math.inf,
                 )
 
-    def _unreduced(self) -> Iterator[Finding]:
+    def _unreduced(self) -> Iterator[Issue]:
         if self._gradients.reduces_by_itself():
             return
         for stepped in self._gradients.optimizers.values():
             if not stepped.reduced and not stepped.elsewhere:
-                yield Finding(
+                yield Issue(
                     "reduction",
                     "gradients are not reduced before this step: on several cores each core would "
                     "train a separate model",
@@ -374,10 +368,10 @@ class ReportBuilder:
         more = f" and {len(names) - most} more" if len(names) > most else ""
         return ", ".join(names[:most]) + more
 
-    def _not_finite(self) -> Iterator[Finding]:
+    def _not_finite(self) -> Iterator[Issue]:
         first = self._finite.first if self._finite is not None else None
         if first is not None:
-            yield Finding(
+            yield Issue(
                 "nan",
                 f"NaN or infinity at step {first.step}, first in {first.what}",
                 self._at(first.place),
@@ -391,7 +385,7 @@ class _Reason(NamedTuple):
     """The reason that several compiled programs have in common."""
 
     kind: str
-    place: Place | None
+    place: SourceLine | None
     op: str
 
 

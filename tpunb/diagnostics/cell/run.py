@@ -9,8 +9,9 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.diagnostics.cell.frames import StepsDone
 from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
-from tpunb.diagnostics.cell.report import Report, ReportBuilder
+from tpunb.diagnostics.cell.report import DebugReport, ReportBuilder
 from tpunb.notebook.errors import ConversionError
 from tpunb.runs import directory, ownership
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
@@ -47,10 +48,8 @@ def switched_spmd_on() -> bool:
 
 
 @dataclass(frozen=True)
-class DebugOptions:
-    """The options of `%%tpu_debug`."""
-
-    report: Callable[[Report], object] | None = None
+class DebugSettings:
+    report: Callable[[DebugReport], object] | None = None
     """Shows the report; None for no report."""
     steps: int | None = None
     """Stop after this many steps of the training loop."""
@@ -62,7 +61,7 @@ class DebugOptions:
     """Write an xprof trace into this folder."""
 
 
-def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = None) -> Any:
+def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None = None) -> Any:
     """Run a cell's source in the notebook's namespace; launchers call their function in the kernel.
 
     Returns the value of the last expression. Tracebacks show the lines of the notebook and of
@@ -77,7 +76,7 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
             error.name, "%%tpu_debug", f"`{INSTALL_XLA}` installs a matching pair"
         ) from error
     global _spmd
-    options = options or DebugOptions()
+    options = options or DebugSettings()
     body, last = _compile(shell, cell)
     before = spmd.is_on(os.environ)
     no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
@@ -107,14 +106,14 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugOptions | None = 
 
 
 @contextlib.contextmanager
-def _reporting(shell: InteractiveShell, options: DebugOptions) -> Iterator[None]:
+def _reporting(shell: InteractiveShell, options: DebugSettings) -> Iterator[None]:
     """Context in which the cell is recorded; shows the requested report at its end, also after an
     exception.
     """
     if options.report is None and options.steps is None:
         yield
         return
-    report: Callable[[], Report | None] | None = None
+    report: Callable[[], DebugReport | None] | None = None
     good = False
     try:
         with watching(shell, steps=options.steps, nan=options.nan) as report:
@@ -165,16 +164,8 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
     shows all frames.
     """
     here = str(Path(__file__).parents[2])
-    frames: list[TracebackType] = []
-    tb = error.__traceback__
-    while tb is not None:
-        if frames or tb.tb_frame.f_code.co_filename == filename:
-            frames.append(tb)
-        tb = tb.tb_next
-    shown = None
-    for frame in reversed(frames):
-        if not frame.tb_frame.f_code.co_filename.startswith(here):
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    frames = list(dropwhile(lambda frame: _file(frame) != filename, _frames(error)))
+    shown = _joined(frame for frame in frames if not _file(frame).startswith(here))
     if shown is None or hasattr(type(error), "_render_traceback_"):
         return
 
@@ -187,10 +178,28 @@ def _show_without_us(shell: InteractiveShell, error: BaseException, filename: st
     error.__dict__["_render_traceback_"] = render  # also where the class forbids attributes
 
 
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _file(frame: TracebackType) -> str:
+    return frame.tb_frame.f_code.co_filename
+
+
+def _joined(frames: Iterable[TracebackType]) -> TracebackType | None:
+    joined = None
+    for frame in reversed(list(frames)):
+        joined = TracebackType(joined, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return joined
+
+
 @contextlib.contextmanager
 def watching(
     shell: InteractiveShell, *, steps: int | None = None, nan: bool = False
-) -> Iterator[Callable[[], Report | None]]:
+) -> Iterator[Callable[[], DebugReport | None]]:
     """Context in which the cell is recorded. Yields a function that returns the report afterwards.
 
     Recording starts when torch_xla is imported, possibly by the cell itself.
@@ -234,17 +243,7 @@ def open_debugger(shell: InteractiveShell, error: BaseException, files: Containe
     `files`: the names under which the notebook's cells were compiled. Prints a message if the
     front end does not support input.
     """
-    frames: list[TracebackType] = []
-    tb = error.__traceback__
-    while tb is not None:
-        frames.append(tb)
-        tb = tb.tb_next
-    while frames and frames[-1].tb_frame.f_code.co_filename not in files:
-        frames.pop()
-    shown = None
-    for frame in reversed(frames):
-        if frame.tb_frame.f_code.co_filename in files:
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    shown = _joined(frame for frame in _frames(error) if _file(frame) in files)
     if shown is None:
         return
     print(f"{type(error).__name__}: {error}")

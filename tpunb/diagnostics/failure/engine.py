@@ -11,9 +11,10 @@ from tpunb.diagnostics.failure.evidence import PossibleReasons
 from tpunb.diagnostics.failure.facts import Facts, exit_name
 from tpunb.diagnostics.failure.log import LinePattern, Log
 from tpunb.diagnostics.failure.origin import Origin
-from tpunb.diagnostics.failure.rules import Line, Rule, Sign, named_in, rules
+from tpunb.diagnostics.failure.rules import FailureRule, Line, Sign, named_in, rules
 from tpunb.runs.result import Causes, Diagnosis, Evidence
 from tpunb.runs.spec import RunState
+from tpunb.utils.text import excerpt
 
 _MOST = 5
 """Maximal number of causes in an answer."""
@@ -36,7 +37,7 @@ def diagnose(
     returncode: int | None = None,
     *,
     facts: Facts | None = None,
-    table: Sequence[Rule] | None = None,
+    table: Sequence[FailureRule] | None = None,
 ) -> list[Diagnosis]:
     """Return the known causes for which a log contains evidence, the most likely first.
 
@@ -89,7 +90,7 @@ def unexplained(
 
 @dataclass(frozen=True)
 class _Match:
-    rule: Rule
+    rule: FailureRule
     confidence: float
     lines: tuple[int, ...]
     first: int
@@ -123,8 +124,7 @@ class _Seen:
             self.exits or self.reasons.exceptions or self.reasons.fatal
         )
 
-    def matches(self, table: Sequence[Rule]) -> list[_Match]:
-        """Return all rules that hold."""
+    def matches(self, table: Sequence[FailureRule]) -> list[_Match]:
         found = [match for rule in table if (match := self.match(rule)) is not None]
         explained = {number for match in found for number in match.lines}
         if self.reasons.unexplained(explained) and not self.all_by_signal:
@@ -132,7 +132,7 @@ class _Seen:
             found = [match for match in found if match.rule.kind != "symptom" or match.crash]
         return found
 
-    def match(self, rule: Rule) -> _Match | None:
+    def match(self, rule: FailureRule) -> _Match | None:
         """Return the rule with all its evidence; None if there is none."""
         if rule.kind == "slow" and self.ended_by_itself:
             return None
@@ -226,11 +226,7 @@ def _evidence(numbers: Sequence[int], log: Log) -> list[Evidence]:
         rank = log.rank(number)
         if rank is not None and rank not in ranks[line]:
             ranks[line].append(rank)
-    return [Evidence(_shortened(line), tuple(sorted(ranks[line])), cells[line]) for line in ranks]
-
-
-def _shortened(line: str, most: int = 400) -> str:
-    return line if len(line) <= most else line[: most - 2] + " …"
+    return [Evidence(excerpt(line, 400), tuple(sorted(ranks[line])), cells[line]) for line in ranks]
 
 
 def _rank(matches: Sequence[_Match], seen: _Seen) -> list[Diagnosis]:
@@ -331,9 +327,9 @@ def most_relevant_lines(text: str, most: int = 8) -> list[str]:
     # The highest weights; among equals the first line, which is closest to the cause.
     best = sorted(weights.items(), key=lambda item: (-item[1][0], item[1][1]))[:most]
     if best:
-        return [_shortened(line, 300) for line, _ in sorted(best, key=lambda item: item[1][1])]
+        return [excerpt(line, 300) for line, _ in sorted(best, key=lambda item: item[1][1])]
     last = [line.strip() for line in log.lines[start:] if line.strip()]
-    return [_shortened(line, 300) for line in last[-most:]]
+    return [excerpt(line, 300) for line in last[-most:]]
 
 
 def _weight(line: str) -> int:

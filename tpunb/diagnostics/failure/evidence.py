@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 
-from tpunb.diagnostics.failure.log import LinePattern, Lines, Log, compile_pattern
+from tpunb.diagnostics.failure.log import LinePattern, Log, LogLines, compile_pattern
 
 EXCEPTION = re.compile(
     r"^\s*(?:E\s+)?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Pool)"
@@ -78,8 +78,6 @@ def notices() -> tuple[re.Pattern[str], ...]:
 
 @dataclass(frozen=True)
 class LoggedException:
-    """An exception as a log shows it."""
-
     name: str
     """Its class without the module; '' if a launcher omits it."""
     rank: int | None
@@ -140,7 +138,7 @@ class PossibleReasons:
         }
         self._names = {one.line for one in self.exceptions}
         self._told = any(not one.of_another_process for one in self.exceptions)
-        self.candidates = Lines(self._log, list(self._find_candidates()))
+        self.candidates = LogLines(self._log, list(self._find_candidates()))
         """The lines to search for reasons; `counts` has the last word on each."""
 
     def _find_candidates(self) -> Sequence[Sequence[int]]:
@@ -152,7 +150,6 @@ class PossibleReasons:
 
     @cached_property
     def fatal(self) -> frozenset[int]:
-        """The fatal lines."""
         return frozenset(self._log.find(FATAL))
 
     def _is_notice(self, number: int) -> bool:

@@ -52,7 +52,6 @@ class Facts:
 
     @property
     def host_lost(self) -> bool:
-        """True if a host of the run was lost."""
         return bool(self.lost_hosts)
 
     def observations(self, stage: str) -> list[str]:

@@ -108,7 +108,7 @@ _CELL_DISTANCE = 40
 """Number of lines above a match that are searched for the cell of its traceback."""
 
 
-class Lines:
+class LogLines:
     """Some lines of a log, in which patterns are searched."""
 
     def __init__(self, log: Log, shapes: Sequence[Sequence[int]]) -> None:
@@ -162,9 +162,8 @@ class Log:
         return self._found[pattern.source]
 
     @cached_property
-    def all(self) -> Lines:
-        """All lines."""
-        return Lines(self, self.shapes)
+    def all(self) -> LogLines:
+        return LogLines(self, self.shapes)
 
     def alike(self, number: int) -> int:
         """The first line of the same shape."""
@@ -180,7 +179,6 @@ class Log:
 
     @cached_property
     def last(self) -> int | None:
-        """The last line that is not empty."""
         numbers = range(len(self.lines) - 1, -1, -1)
         return next((number for number in numbers if self.lines[number].strip()), None)
 

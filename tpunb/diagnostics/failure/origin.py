@@ -36,7 +36,7 @@ _SEARCHED = 90
 
 
 @dataclass(frozen=True)
-class Frame:
+class LoggedFrame:
     """A line of a traceback that names a place."""
 
     file: str = ""
@@ -71,11 +71,11 @@ class Frame:
 class Origin:
     """The place at which an exception was raised, and the code that led to it."""
 
-    raised: Frame
+    raised: LoggedFrame
     """The innermost frame outside of Python's standard library."""
-    caller: Frame
+    caller: LoggedFrame
     """The innermost frame outside of torch, torch_xla and similar libraries as well."""
-    user: Frame | None
+    user: LoggedFrame | None
     """The innermost line of the user's own code; None if the log shows none."""
 
     @classmethod
@@ -89,7 +89,7 @@ class Origin:
         return cls(frames[-1], calling[-1], users[-1] if users else None)
 
 
-def _frames(log: Log, error: LoggedException) -> Iterable[Frame]:
+def _frames(log: Log, error: LoggedException) -> Iterable[LoggedFrame]:
     frame, code = None, list[str]()
     for number in range(error.start, error.line):
         if log.writer(number) not in (error.rank, None):
@@ -105,17 +105,17 @@ def _frames(log: Log, error: LoggedException) -> Iterable[Frame]:
         yield replace(frame, code="\n".join(code))
 
 
-def _frame(body: str) -> Frame | None:
+def _frame(body: str) -> LoggedFrame | None:
     """The place that a line of a traceback names; None for a line of code."""
     if match := _CELL.match(body):
         cell = int(match["cell"] or match["shown"] or match["old"])
         line = match["line"] or match["number"]
-        return Frame(line=int(line) if line else None, cell=cell)
+        return LoggedFrame(line=int(line) if line else None, cell=cell)
     if match := _FRAME.match(body):
         file = match["file"] or match["shown"] or match["old"]
         line = match["line"] or match["number"]
         function = match["function"] or match["name"] or match["call"] or ""
-        return Frame(file, int(line) if line else None, function)
+        return LoggedFrame(file, int(line) if line else None, function)
     return None
 
 

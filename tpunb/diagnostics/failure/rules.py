@@ -63,7 +63,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Rule:
+class FailureRule:
     """A cause, the signs by which it is recognised, and the fix."""
 
     id: str
@@ -92,7 +92,6 @@ class Rule:
     """Similar lines with another meaning, which no sign may match."""
 
     def steps(self, platform: str | None) -> tuple[str, ...]:
-        """The steps of the fix on this platform, in order."""
         steps = self.fixes.get(platform or "any", self.fixes["any"])
         return tuple(_with_commands(step, platform or "") for step in steps)
 
@@ -119,14 +118,14 @@ def _with_commands(step: str, platform: str) -> str:
 
 
 @functools.cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[FailureRule, ...]:
     """The rules of this package."""
     folder = resources.files("tpunb.diagnostics.failure") / "rules"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return read_rules({name: (folder / name).read_text(encoding="utf-8") for name in names})
 
 
-def read_rules(files: Mapping[str, str]) -> tuple[Rule, ...]:
+def read_rules(files: Mapping[str, str]) -> tuple[FailureRule, ...]:
     """Read rules from texts, keyed by file name.
 
     They come with the package; a test checks them against a schema.
@@ -137,9 +136,9 @@ def read_rules(files: Mapping[str, str]) -> tuple[Rule, ...]:
     return tuple(_rule(entry) for text in files.values() for entry in yaml.load(text, loader))
 
 
-def _rule(entry: Mapping[str, Any]) -> Rule:
+def _rule(entry: Mapping[str, Any]) -> FailureRule:
     confidence = float(entry.get("confidence", _CONFIDENCE[entry["kind"]]))
-    return Rule(
+    return FailureRule(
         entry["id"],
         entry["kind"],
         entry["stage"],
@@ -171,7 +170,6 @@ def _plain(text: str) -> str:
 
 
 def _sign(entry: Any, confidence: float) -> Sign:
-    """One entry of `signs`."""
     if not isinstance(entry, dict):
         entry = {"any": [entry]}
     return Sign(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tpunb.utils.secrets import is_secret_name
+from tpunb.utils.secrets import FORMATS, TOKEN, is_secret_name
 
 HIDDEN = "…"
 
@@ -27,19 +27,6 @@ class Secret:
     """The shell's quotation mark around it, if any."""
 
 
-# Token formats of services; https://docs.github.com/code-security/secret-scanning has such lists.
-_FORMATS = {
-    r"hf_[A-Za-z0-9]{16,}": "HF_TOKEN",
-    r"gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}": "GITHUB_TOKEN",
-    r"glpat-[\w-]{16,}": "GITLAB_TOKEN",
-    r"sk-[\w-]{16,}": "OPENAI_API_KEY",
-    r"xox[abeprs]-[\w-]{10,}": "SLACK_TOKEN",
-    r"A(?:KI|SI)A[0-9A-Z]{16}": "AWS_ACCESS_KEY_ID",
-    r"AIza[\w-]{30,}": "GOOGLE_API_KEY",
-    r"pypi-[\w-]{20,}": "PYPI_TOKEN",
-    r"eyJ[\w-]{8,}\.[\w-]+\.[\w-]+": "TOKEN",
-}
-_FORMAT = re.compile("|".join(rf"(?<![\w-])({pattern})" for pattern in _FORMATS))
 _USERINFO = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s/'\"]+)@([\w.-]+)", re.IGNORECASE)
 _PAIR = re.compile(r"(?<![\w-])(\bset\s+|-{0,2})([A-Za-z][\w.-]*)(\\?[\"'])?(\s*[:=]\s*|\s+)")
 _SCHEME = re.compile(r"(?:Bearer|Basic|Token|Digest)\s+", re.IGNORECASE)
@@ -102,8 +89,8 @@ def is_secret_value(name: str, value: str) -> bool:
 
 def _candidates(text: str) -> Iterator[Secret]:
     quotes = _open_quotes(text)
-    for match in _FORMAT.finditer(text):
-        variable = list(_FORMATS.values())[(match.lastindex or 1) - 1]
+    for match in TOKEN.finditer(text):
+        variable = list(FORMATS.values())[(match.lastindex or 1) - 1]
         yield Secret(match.start(), match.end(), variable, quotes[match.start()])
     for match in _USERINFO.finditer(text):
         scheme, login, host = match.groups()

@@ -34,7 +34,6 @@ from tpunb.training.checkpoint.store import (
 )
 from tpunb.training.ranks import launched_rank_and_world
 from tpunb.utils import env_vars
-from tpunb.utils.deprecation import renamed_arguments
 from tpunb.utils.errors import CheckpointError
 from tpunb.utils.files import append_text
 from tpunb.utils.modules import is_a
@@ -82,7 +81,6 @@ def _timed() -> Iterator[None]:
                 append_text(path, f"{time.perf_counter() - began:.3f}\n")
 
 
-@renamed_arguments(to="path")
 @_timed()
 def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | None = None) -> None:
     """Write a checkpoint: `tpunb.save({"model": model.state_dict()}, step)`.
@@ -135,7 +133,6 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
         _report("save", f"cannot remove old checkpoints from {store.location}: {_reason(error)}")
 
 
-@renamed_arguments(from_="path", trusted=("weights_only", operator.not_))
 def load(
     path: str | Path | None = None,
     *,

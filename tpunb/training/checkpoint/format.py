@@ -110,8 +110,6 @@ def pickler(to_cpu: tensors.ToCpu) -> ModuleType:
 
 
 class _NullFile:
-    """A file that discards all data."""
-
     def write(self, data: bytes) -> int:
         return len(data)
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from tpunb.runs import heartbeat
 from tpunb.training.checkpoint.format import END, has_end
@@ -61,7 +61,6 @@ class StoredCheckpoint:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose parts do not exist."""
         return sorted(set(range(self.ranks or 1)) - set(self.names))
 
     def may_become_whole(self, reached: Mapping[int, int]) -> bool:
@@ -70,36 +69,12 @@ class StoredCheckpoint:
         return save is not None and any(reached.get(rank, -1) < save for rank in self.missing)
 
 
-class Store(Protocol):
-    """A folder of files, local or remote."""
-
-    location: str
-    """Its path or URL."""
-
-    def list(self) -> list[str]:
-        """Return the names of its files; [] if the folder does not exist."""
-
-    def write(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Open a file that appears, complete, when the block ends without an exception."""
-
-    def open(self, name: str) -> IO[bytes]:
-        """Open a file for reading. Raises FileNotFoundError."""
-
-    def tail(self, name: str) -> bytes:
-        """Return the last END bytes of a file, or all of a shorter file."""
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files; ignore files that are already gone."""
-
-    def path_of(self, name: str) -> str:
-        """Return the path or URL of a file."""
-
-    def free_bytes(self) -> int | None:
-        """Return the free space in bytes; None if it is unknown."""
-
-
 class LocalStore:
-    """A folder on a file system of this machine."""
+    """A folder on a file system of this machine.
+
+    `write` opens a file that appears, complete, when the block ends without an exception; `tail`
+    returns the last END bytes of a file, `free_bytes` None if that is not known.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path).expanduser().absolute()
@@ -231,6 +206,9 @@ class RemoteStore:
 
     def free_bytes(self) -> int | None:
         return None
+
+
+Store = LocalStore | RemoteStore
 
 
 def open_store(path: Path | str) -> Store:
