@@ -49,8 +49,13 @@ def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
     assert '"do": "stop"' in directory.RunDir(path).requests.read_text()
 
 
-POD = LocalTarget(Machine("local", "CPU", 0, "", 8, 2**34), cores=4, hosts=("a", "b"))
-"""Like a place with two hosts without TPUs, with two ranks each."""
+class Pod(LocalTarget):
+    """Like a place with two hosts without TPUs, with two ranks each."""
+
+    hosts = ("a", "b")
+
+
+POD = Pod(Machine("local", "CPU", 0, "", 8, 2**34), cores=4)
 
 
 @pytest.fixture

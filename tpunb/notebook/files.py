@@ -47,7 +47,7 @@ def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
     # Without nbformat, which validates all outputs, takes a while to import, and warns about
     # problems that do not matter for this purpose: missing cell ids, malformed outputs.
     try:
-        if (version := notebook.get("nbformat")) != 4:
+        if (version := notebook.get("nbformat", 4)) != 4:
             raise ValueError(f"nbformat version {version} is not known")
         return tuple(_cell(index, node) for index, node in enumerate(notebook["cells"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
