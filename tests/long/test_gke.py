@@ -24,7 +24,7 @@ from tests.places.test_gke import (
 from tpunb.places import gke, kinds
 from tpunb.places.config import find_place
 from tpunb.places.kubectl import UnansweredError
-from tpunb.places.place import Said
+from tpunb.places.place import HostLine
 from tpunb.runs.spec import Profile, RunState
 
 
@@ -78,7 +78,7 @@ def test_profile_is_fetched_before_the_pods_end(cluster: Cluster) -> None:
 def test_deleted_jobset_ends_the_run(cluster: Cluster) -> None:
     made = place("import time\ntime.sleep(600)")
     made.start({}, print, lambda: False)
-    lines: list[Said] = []
+    lines: list[HostLine] = []
     for said in made.follow([{}, {}]):
         if said is not None:
             lines.append(said)

@@ -16,9 +16,9 @@ from tpunb.places import gke, kinds, kubectl
 from tpunb.places.errors import PlaceError
 from tpunb.places.gke import GkePlace
 from tpunb.places.jobset import JobSetTarget
-from tpunb.places.kubectl import Pod, Seen, UnansweredError
+from tpunb.places.kubectl import Observed, Pod, UnansweredError
 from tpunb.places.mirror import Mirror
-from tpunb.places.place import Cancelled, ConnectionLost, Restarted, Said
+from tpunb.places.place import Cancelled, ConnectionLost, HostLine, Restarted
 from tpunb.places.transport import HostProcess
 from tpunb.runs import directory, state, stream
 from tpunb.runs.directory import RunDir
@@ -207,7 +207,7 @@ def test_log_of_a_pod_that_cannot_be_read_is_retried(
 ) -> None:
     made = place()
     pods = {host: Pod(f"p-{host}", host, 0, "Succeeded") for host in range(2)}
-    seen = Seen(True, ended="Completed", pods=pods)
+    seen = Observed(True, ended="Completed", pods=pods)
     tried: Counter[str] = Counter()
 
     def run(*words: str, given: str = "") -> str:
@@ -219,8 +219,8 @@ def test_log_of_a_pod_that_cannot_be_read_is_retried(
         return "noise\n" + stream.encode(End(0)).decode()
 
     monkeypatch.setattr(made._cluster, "run", run)
-    ended: dict[int, Said] = {}
-    told: list[Said] = []
+    ended: dict[int, HostLine] = {}
+    told: list[HostLine] = []
 
     def attend() -> bool:
         attending = made._attend(seen, [{}, {}], ended)
@@ -231,7 +231,7 @@ def test_log_of_a_pod_that_cannot_be_read_is_retried(
                 return bool(stop.value)
 
     assert [attend() for _ in range(gke.LOGS)] == [False] * (gke.LOGS - 1) + [True]
-    assert told[0] == Said(0, End(0))
+    assert told[0] == HostLine(0, End(0))
     assert isinstance(told[1].line, ConnectionLost)
 
 
@@ -246,7 +246,7 @@ def test_late_output_of_old_pods_is_dropped_after_a_jobset_restart(
 ) -> None:
     made = place()
     before = made._said
-    assert [said.line for said in made._go_on(Seen(True, restarts=1))] == [Restarted()]
+    assert [said.line for said in made._switch_pods(Observed(True, restarts=1))] == [Restarted()]
     late = stream.encode(stream.Append("run.log", 0, b"late\n", 0.0))
     process = HostProcess(["printf", "%s", late.decode()])
     made._read(0, process, before)

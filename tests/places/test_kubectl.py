@@ -75,4 +75,4 @@ def test_objects_of_another_form_are_no_answer(
     (tmp_path / "kubectl").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(kubectl.UnansweredError, match="kubectl get"):
-        kubectl.Kubectl(JobSetSettings()).look("run")
+        kubectl.Kubectl(JobSetSettings()).observe("run")

@@ -16,7 +16,7 @@ from tpunb.places import mirror
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.mirror import Mirror, MirrorProcess, wait_until_taken
-from tpunb.places.place import Cancelled, Check, ConnectionLost, HostsRun, Place, Said, Say
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostLine, HostsRun, Place, Say
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Phase, to_line
@@ -30,7 +30,9 @@ SPEC = RunSpec("run", "pod", 4, "CPU", "/", (), (), hosts=("h0", "h1"), place="p
 class ScriptedPlace(Place):
     """A place that sends given messages, and records its calls."""
 
-    def __init__(self, run: RunDir, said: Sequence[Said | None], *, detached: bool = False) -> None:
+    def __init__(
+        self, run: RunDir, said: Sequence[HostLine | None], *, detached: bool = False
+    ) -> None:
         place = PlaceConfig("pod", "ssh", Path("places.toml"), SshSettings(hosts=("h0", "h1")))
         placed = HostsRun(
             *(place, ("h0", "h1"), ("a", "b"), ("/r", "/r"), "python3", 1, "/", "/w"),
@@ -50,7 +52,7 @@ class ScriptedPlace(Place):
         if cancelled():
             raise Cancelled
 
-    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[HostLine | None]:
         yield from self.said
 
     def state(self) -> RunState | None:
@@ -97,9 +99,9 @@ def followed(run: RunDir, place: ScriptedPlace) -> RunResult | None:
 
 def test_mirror_result_comes_from_host_0(run: RunDir) -> None:
     said = [
-        Said(0, result_of(RunState.SUCCEEDED)),
-        Said(1, result_of(RunState.SUCCEEDED, ended=9.0)),
-        *(Said(host, End(0)) for host in (0, 1)),
+        HostLine(0, result_of(RunState.SUCCEEDED)),
+        HostLine(1, result_of(RunState.SUCCEEDED, ended=9.0)),
+        *(HostLine(host, End(0)) for host in (0, 1)),
     ]
     place = ScriptedPlace(run, said)
     result = followed(run, place)
@@ -111,8 +113,12 @@ def test_mirror_result_comes_from_host_0(run: RunDir) -> None:
 
 def test_mirror_start_phase_lists_missing_hosts(run: RunDir) -> None:
     queued = to_line(Phase(PhaseKind.QUEUED, "waits for run x")).encode()
-    said = [Said(1, hello(1)), Said(0, hello(0)), Said(0, Append("events.jsonl", 0, queued, 1.0))]
-    followed(run, ScriptedPlace(run, [*said, Said(1, hello(1)), Said(0, End(0))]))
+    said = [
+        HostLine(1, hello(1)),
+        HostLine(0, hello(0)),
+        HostLine(0, Append("events.jsonl", 0, queued, 1.0)),
+    ]
+    followed(run, ScriptedPlace(run, [*said, HostLine(1, hello(1)), HostLine(0, End(0))]))
     assert [event.text for event in run.read_events() if isinstance(event, Phase)][:5] == [
         "starting",
         "starting, waiting for h0, h1",
@@ -132,18 +138,22 @@ def test_a_run_is_taken_once_every_host_has_answered(
     with pytest.raises(PlaceError, match=said):
         wait_until_taken(run, lambda: False)
     monkeypatch.undo()
-    followed(run, ScriptedPlace(run, [Said(1, hello(1)), Said(0, End(1)), Said(1, End(1))]))
+    followed(
+        run, ScriptedPlace(run, [HostLine(1, hello(1)), HostLine(0, End(1)), HostLine(1, End(1))])
+    )
     wait_until_taken(run, lambda: False)  # it has failed before
     assert not run.taken.exists()
     run.result.unlink()
-    followed(run, ScriptedPlace(run, [Said(1, hello(1)), Said(0, hello(0)), Said(0, End(0))]))
+    followed(
+        run, ScriptedPlace(run, [HostLine(1, hello(1)), HostLine(0, hello(0)), HostLine(0, End(0))])
+    )
     run.result.unlink()
     wait_until_taken(run, lambda: False)
 
 
 def test_returns_are_fetched_from_host_0(run: RunDir) -> None:
     run.write_spec(replace(SPEC, returns=("a",)))
-    place = ScriptedPlace(run, [Said(0, result_of(RunState.SUCCEEDED)), Said(0, End(0))])
+    place = ScriptedPlace(run, [HostLine(0, result_of(RunState.SUCCEEDED)), HostLine(0, End(0))])
     followed(run, place)
     assert place.fetched == [(["returns"], [0])]
 
@@ -160,9 +170,9 @@ def test_lost_host_stops_the_others_and_is_named(run: RunDir) -> None:
     place = ScriptedPlace(
         run,
         [
-            Said(0, ConnectionLost("Connection reset by peer (exit code 255)")),
-            Said(1, result_of(RunState.FAILED)),
-            Said(1, End(1)),
+            HostLine(0, ConnectionLost("Connection reset by peer (exit code 255)")),
+            HostLine(1, result_of(RunState.FAILED)),
+            HostLine(1, End(1)),
         ],
     )
     result = followed(run, place)
@@ -175,7 +185,7 @@ def test_lost_host_stops_the_others_and_is_named(run: RunDir) -> None:
 
 
 def test_lost_connections_without_a_result_are_the_failures(run: RunDir) -> None:
-    said = [Said(host, ConnectionLost("gone")) for host in (0, 1)]
+    said = [HostLine(host, ConnectionLost("gone")) for host in (0, 1)]
     result = followed(run, ScriptedPlace(run, said))
     assert result is not None
     assert [failure.host for failure in result.failures] == ["h0", "h1"]
@@ -183,7 +193,11 @@ def test_lost_connections_without_a_result_are_the_failures(run: RunDir) -> None
 
 
 def test_host_that_could_not_start_gives_its_reason(run: RunDir) -> None:
-    said = [Said(1, End(2, "no key")), Said(0, result_of(RunState.FAILED)), Said(0, End(1))]
+    said = [
+        HostLine(1, End(2, "no key")),
+        HostLine(0, result_of(RunState.FAILED)),
+        HostLine(0, End(1)),
+    ]
     place = ScriptedPlace(run, said)
     followed(run, place)
     assert [(stop.cause, stop.reason) for stop in place.stops] == [
@@ -192,7 +206,7 @@ def test_host_that_could_not_start_gives_its_reason(run: RunDir) -> None:
 
 
 def test_detached_run_is_away_if_no_host_answers(run: RunDir) -> None:
-    said = [Said(host, ConnectionLost("no route to host")) for host in (0, 1)]
+    said = [HostLine(host, ConnectionLost("no route to host")) for host in (0, 1)]
     place = ScriptedPlace(run, said, detached=True)
     assert followed(run, place) is None
     assert place.stops == []
@@ -228,15 +242,15 @@ def test_a_stop_before_the_hosts_have_begun(run: RunDir) -> None:
 
 
 def test_stop_requests_are_passed_to_the_place(run: RunDir) -> None:
-    def ask() -> Iterator[Said | None]:
+    def ask() -> Iterator[HostLine | None]:
         state.request_stop(run, Stop(reason="enough"))
         yield None
         state.request_stop(run, Stop(reason="enough", now=True))
         yield None
         run.requests.write_text(run.requests.read_text() + '{"do": "stop", "origin": "x"}\nno\n')
         yield None
-        yield Said(0, result_of(RunState.INTERRUPTED))
-        yield Said(0, End(0))
+        yield HostLine(0, result_of(RunState.INTERRUPTED))
+        yield HostLine(0, End(0))
 
     place = ScriptedPlace(run, [])
     place.follow = lambda since: ask()  # type: ignore[method-assign]

@@ -30,8 +30,8 @@ from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError, as_place_error, list_hosts
 from tpunb.places.hosts import POLL_INTERVAL, WAITING, HostsPlace
 from tpunb.places.jobset import JobSetRun, JobSetTarget, write_manifest
-from tpunb.places.kubectl import CONTAINER, Kubectl, Pod, Seen, UnansweredError
-from tpunb.places.place import Cancelled, Check, ConnectionLost, Restarted, Said, Say
+from tpunb.places.kubectl import CONTAINER, Kubectl, Observed, Pod, UnansweredError
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostLine, Restarted, Say
 from tpunb.places.target import Estimate, PlaceKind, PlaceReport
 from tpunb.places.transport import Transport
 from tpunb.runs import stream
@@ -148,7 +148,7 @@ class GkePlace(HostsPlace):
         hosts = len(self.placed.hosts)
         while True:
             try:
-                seen = self._cluster.look(self.placed.name)
+                seen = self._cluster.observe(self.placed.name)
                 waits = self._describe(seen)
                 unreached = None
             except UnansweredError as error:
@@ -196,7 +196,7 @@ class GkePlace(HostsPlace):
         said, self._told = self._told, text
         return "" if said == text else text
 
-    def _describe(self, seen: Seen) -> str:
+    def _describe(self, seen: Observed) -> str:
         """A phrase for what the run waits for."""
         name, settings = self.placed.name, self._settings
         hosts = len(self.placed.hosts)
@@ -224,9 +224,9 @@ class GkePlace(HostsPlace):
 
     # Following
 
-    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[HostLine | None]:
         hosts = range(len(self.placed.hosts))
-        ended: dict[int, Said] = {}
+        ended: dict[int, HostLine] = {}
         """The last message of hosts whose run has ended; not yielded yet."""
         looked = float("-inf")
         silent: Counter[int] = Counter()
@@ -242,7 +242,7 @@ class GkePlace(HostsPlace):
             quiet = followed and not ended and stopped is None
             if now - looked >= (SELDOM if quiet else AGAIN):
                 try:
-                    seen = self._cluster.look(self.placed.name)
+                    seen = self._cluster.observe(self.placed.name)
                     unreached = None
                 except UnansweredError as error:
                     looked, unreached = now, unreached or now
@@ -251,7 +251,7 @@ class GkePlace(HostsPlace):
                     if now - unreached > UNREACHED and not followed:
                         self.run.emit(Note(self._left_behind(str(error))))
                         for host in set(hosts) - set(ended):
-                            yield Said(
+                            yield HostLine(
                                 host, ConnectionLost(f"the cluster does not answer: {error}")
                             )
                         return
@@ -259,13 +259,13 @@ class GkePlace(HostsPlace):
                     continue
                 looked = time.monotonic()
                 if seen.restarts > self.placed.restart:
-                    yield from self._go_on(seen)
+                    yield from self._switch_pods(seen)
                     ended.clear()
                     continue
                 begun = begun or bool(begun_pods(seen))
                 if stopped is not None and not begun:
                     self._over = True
-                    yield from (Said(host, End(1)) for host in hosts)
+                    yield from (HostLine(host, End(1)) for host in hosts)
                     return
                 if stopped is not None and now - stopped > self.run.read_spec().grace + ENDING:
                     if left := self._delete():
@@ -291,7 +291,7 @@ class GkePlace(HostsPlace):
                 silent[said.host] += 1
                 if silent[said.host] == TRIES:
                     reason = f"its pod is running, but cannot be followed: {said.line.reason}"
-                    ended[said.host] = Said(said.host, ConnectionLost(reason, final=True))
+                    ended[said.host] = HostLine(said.host, ConnectionLost(reason, final=True))
                 looked = min(
                     looked, time.monotonic() - AGAIN + POLL_INTERVAL
                 )  # query soon, but not at once
@@ -307,7 +307,7 @@ class GkePlace(HostsPlace):
                 silent.clear()
                 yield said
 
-    def _will_restart(self, ended: Mapping[int, Said]) -> bool:
+    def _will_restart(self, ended: Mapping[int, HostLine]) -> bool:
         """True if JobSet will start all pods again."""
         result = records.read_dict(self.run.path / "hosts/0/result.json")
         stop = result.get("stop")
@@ -317,7 +317,7 @@ class GkePlace(HostsPlace):
         codes = [said.line.returncode for said in ended.values() if isinstance(said.line, End)]
         return any(codes) and self.placed.restart < self._settings.restarts
 
-    def _go_on(self, seen: Seen) -> Iterator[Said]:
+    def _switch_pods(self, seen: Observed) -> Iterator[HostLine]:
         """Switch to the new pods after JobSet has started all pods again."""
         for host in list(self._connections):
             self._close(host)
@@ -328,15 +328,15 @@ class GkePlace(HostsPlace):
         self._said = queue.Queue(WAITING)
         self._pods.pods.clear()
         self._unread.clear()
-        yield Said(0, Restarted())
+        yield HostLine(0, Restarted())
         self.placed = replace(self.placed, restart=seen.restarts)
         self.placed.write(self.run)
         text = f"JobSet has started all pods again (restart {seen.restarts} of {seen.allowed})"
         self.run.emit(Note(text))
 
     def _attend(
-        self, seen: Seen, since: Sequence[Mapping[str, int]], ended: dict[int, Said]
-    ) -> Generator[Said, None, bool]:
+        self, seen: Observed, since: Sequence[Mapping[str, int]], ended: dict[int, HostLine]
+    ) -> Generator[HostLine, None, bool]:
         """Connect to pods that are not followed; return True if nothing more can come."""
         later = False
         for host in range(len(self.placed.hosts)):
@@ -347,7 +347,7 @@ class GkePlace(HostsPlace):
                 continue
             if pod.phase == "Running":
                 self._pods.pods[host] = pod.name
-                self._look_again(host, since[host])
+                self._follow_again(host, since[host])
             elif pod.phase in ("Succeeded", "Failed") and self._pods.pods.get(host) != "":
                 self._pods.pods[host] = pod.name
                 if (yield from self._read_log(host, ended)) or self._unread[host] == LOGS:
@@ -369,8 +369,8 @@ class GkePlace(HostsPlace):
         return True
 
     def _gone(
-        self, ended: Mapping[int, Said], why: str, seen: Seen | None = None
-    ) -> Iterator[Said]:
+        self, ended: Mapping[int, HostLine], why: str, seen: Observed | None = None
+    ) -> Iterator[HostLine]:
         """Yield the end of every host, from the bucket if necessary, or why it has none."""
         for host in range(len(self.placed.hosts)):
             if host in ended:
@@ -380,7 +380,7 @@ class GkePlace(HostsPlace):
             told = f"{why}; {pod.told}" if pod is not None and pod.told else why
             yield from self._from_bucket(host, told)
 
-    def _read_log(self, host: int, ended: dict[int, Said]) -> Generator[Said, None, bool]:
+    def _read_log(self, host: int, ended: dict[int, HostLine]) -> Generator[HostLine, None, bool]:
         """Yield the stream's lines in the log of an ended pod; return False if unreadable."""
         reader = stream.StreamReader(1 << 24)
         try:
@@ -390,12 +390,12 @@ class GkePlace(HostsPlace):
             return False
         for said in reader.feed(told.encode()):
             if isinstance(said, End):
-                ended[host] = Said(host, said)
+                ended[host] = HostLine(host, said)
             elif not isinstance(said, str):
-                yield Said(host, said)
+                yield HostLine(host, said)
         return True
 
-    def _from_bucket(self, host: int, why: str) -> Iterator[Said]:
+    def _from_bucket(self, host: int, why: str) -> Iterator[HostLine]:
         """Yield the lines of a pod that is gone from the copy of its folder in the bucket."""
         url = self.placed.place.checkpoints(self.run.id)
         if "://" in url:
@@ -405,12 +405,12 @@ class GkePlace(HostsPlace):
                 except PlaceError as error:
                     found, why = [], f"{why}; {error}"
                 for line in read_ended(RunDir(folder)) if found else ():
-                    yield Said(host, line)
+                    yield HostLine(host, line)
                     if isinstance(line, End):
                         return
-        yield Said(host, ConnectionLost(why, final=True))
+        yield HostLine(host, ConnectionLost(why, final=True))
 
-    def _look_again(self, host: int, since: Mapping[str, int]) -> None:
+    def _follow_again(self, host: int, since: Mapping[str, int]) -> None:
         words = ["node", "--run", self.placed.folders[host], "--follow", "--since", "-"]
         command = f"exec tpunb {shlex.join([*words, '--stream', '--linger', f'{LINGER:g}s'])}"
         first = (json.dumps(dict(since)) + "\n").encode()
@@ -424,7 +424,7 @@ class GkePlace(HostsPlace):
     ) -> list[Path]:
         """Fetch from the pods while they are running, otherwise from the bucket."""
         chosen = range(len(self.placed.hosts)) if hosts is None else hosts
-        seen = self._cluster.look(self.placed.name)
+        seen = self._cluster.observe(self.placed.name)
         running = {host: pod.name for host, pod in seen.pods.items() if pod.phase == "Running"}
         if all(host in running for host in chosen):
             self._pods.pods.update(running)
@@ -452,7 +452,7 @@ class GkePlace(HostsPlace):
 
     def state(self) -> RunState | None:
         try:
-            seen = self._cluster.look(self.placed.name)
+            seen = self._cluster.observe(self.placed.name)
         except UnansweredError:
             return None
         if seen.exists and any(pod.phase == "Running" for pod in seen.pods.values()):
@@ -491,12 +491,12 @@ class GkePlace(HostsPlace):
         return f"{problem}. {self.placed.leftover}"
 
 
-def begun_pods(seen: Seen) -> list[Pod]:
+def begun_pods(seen: Observed) -> list[Pod]:
     """The pods whose container has begun."""
     return [pod for pod in seen.pods.values() if pod.phase != "Pending"]
 
 
-def over(seen: Seen) -> bool:
+def over(seen: Observed) -> bool:
     """True if no pod of the run will begin any more."""
     return not seen.exists or bool(seen.ended)
 

@@ -20,7 +20,7 @@ from typing import IO
 
 from tpunb.places import archive, remote, transfer
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled, Check, ConnectionLost, HostsRun, Place, Said, Say
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostLine, HostsRun, Place, Say
 from tpunb.places.transport import (
     HostProcess,
     Transport,
@@ -53,19 +53,19 @@ class _Connection:
 
     def __init__(self, command: Sequence[str], first: bytes) -> None:
         self.process = HostProcess(command)
-        self._told: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.tell(first)
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.send(first)
         threading.Thread(target=self._write, daemon=True).start()
 
-    def tell(self, data: bytes) -> None:
-        self._told.put(data)
+    def send(self, data: bytes) -> None:
+        self._outgoing.put(data)
 
     def close_input(self) -> None:
         """Close the host's input after all waiting data: to a supervisor, its lifeline's end."""
-        self._told.put(None)
+        self._outgoing.put(None)
 
     def _write(self) -> None:
-        while (data := self._told.get()) is not None:
+        while (data := self._outgoing.get()) is not None:
             self.process.send(data)
         self.process.close_input()
 
@@ -92,7 +92,7 @@ class HostsPlace(Place):
             transport.reorder([names.index(host) for host in placed.hosts])
         self._transport = transport
         self._connections: dict[int, _Connection] = {}
-        self._said: queue.Queue[Said] = queue.Queue(WAITING)
+        self._said: queue.Queue[HostLine] = queue.Queue(WAITING)
         self._letting_go = False
         self._alive = time.monotonic()
         """Time of the latest heartbeat."""
@@ -135,7 +135,7 @@ class HostsPlace(Place):
         words = (host, connection.process, self._said)
         threading.Thread(target=self._read, args=words, daemon=True).start()
 
-    def _read(self, host: int, process: HostProcess, into: queue.Queue[Said]) -> None:
+    def _read(self, host: int, process: HostProcess, into: queue.Queue[HostLine]) -> None:
         """Pass on the lines of a host, in a thread of its own, until its connection ends."""
         lines = stream.StreamReader(LONGEST)
         ended = False
@@ -150,19 +150,19 @@ class HostsPlace(Place):
                 if isinstance(said, str):
                     continue  # output of a login shell
                 ended = ended or isinstance(said, End)
-                into.put(Said(host, said))
+                into.put(HostLine(host, said))
         if not ended:
             code = process.wait(PATIENCE)
             told = process.errors().splitlines()
             reason = told[-1] if told else f"{process.tool} has ended without a message"
-            into.put(Said(host, ConnectionLost(f"{reason} (exit code {code})")))
+            into.put(HostLine(host, ConnectionLost(f"{reason} (exit code {code})")))
 
     # Following
 
-    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[HostLine | None]:
         if not self._connections:
             for host in range(len(self.placed.hosts)):
-                self._look_again(host, since[host])
+                self._follow_again(host, since[host])
         waiting: dict[int, float] = {}
         tries = dict.fromkeys(range(len(self.placed.hosts)), 0)
         left = set(tries)
@@ -171,7 +171,7 @@ class HostsPlace(Place):
             for host, due in list(waiting.items()):
                 if time.monotonic() >= due:
                     del waiting[host]
-                    self._look_again(host, since[host])
+                    self._follow_again(host, since[host])
             try:
                 said = self._said.get(timeout=POLL_INTERVAL)
             except queue.Empty:
@@ -191,7 +191,7 @@ class HostsPlace(Place):
                 tries[host] = 0
             yield said
 
-    def _look_again(self, host: int, since: Mapping[str, int]) -> None:
+    def _follow_again(self, host: int, since: Mapping[str, int]) -> None:
         """Follow a run that is running or has ended, from the offsets `since` on."""
         folder = self.placed.folders[host]
         words = ["-m", "tpunb", "node", "--run", folder, "--follow", "--since", "-", "--stream"]
@@ -205,7 +205,7 @@ class HostsPlace(Place):
 
     def _send_all(self, line: Line) -> None:
         for connection in self._connections.values():
-            connection.tell(stream.encode(line))
+            connection.send(stream.encode(line))
 
     def _send_heartbeat(self) -> None:
         """Tell the hosts that they are followed, if it is time."""

@@ -32,7 +32,7 @@ from tpunb.places.errors import PlaceError
 from tpunb.places.kaggle_service import KaggleService, NoAnswerError, Quota, SessionStatus
 from tpunb.places.kaggle_session import EARLIER, FOLDER
 from tpunb.places.log_stream import Unpacker
-from tpunb.places.place import Cancelled, Check, ConnectionLost, Place, PlacedRun, Said, Say
+from tpunb.places.place import Cancelled, Check, ConnectionLost, HostLine, Place, PlacedRun, Say
 from tpunb.places.target import Estimate, PlaceKind, PlaceReport, PlaceTarget
 from tpunb.places.transfer import chosen_files
 from tpunb.runs import stream
@@ -390,11 +390,11 @@ class KagglePlace(Place):
 
     # Following
 
-    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[HostLine | None]:
         try:
             service = self._service
         except TpunbError as error:
-            yield Said(0, ConnectionLost(str(error)))
+            yield HostLine(0, ConnectionLost(str(error)))
             return
         follower = _Follower(service, self.placed, self.run, self._closed)
         for line in follower.lines():
@@ -403,10 +403,10 @@ class KagglePlace(Place):
                 if follower.missing:
                     self.run.emit(Note("parts of the session's log are missing"))
                 yield from follower.wait_for_output()
-                self._tell_quota()
-            yield None if line is None else Said(0, line)
+                self._report_quota()
+            yield None if line is None else HostLine(0, line)
 
-    def _tell_quota(self) -> None:
+    def _report_quota(self) -> None:
         before = self.placed.left
         try:
             quota = None if before is None else self._service.quota()
@@ -592,10 +592,10 @@ class _Follower:
             return
         self._unknown = 0
         if self._status is None or status.name != self._status.name:
-            self._tell(status)
+            self._report_status(status)
         self._status = status
 
-    def _tell(self, status: SessionStatus) -> None:
+    def _report_status(self, status: SessionStatus) -> None:
         if status.name == "QUEUED":
             self._run.emit(Phase(PhaseKind.QUEUED, "waiting in Kaggle's queue"))
         elif status.name == "RUNNING" and not self._unpacker.begun:

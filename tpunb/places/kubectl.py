@@ -54,7 +54,7 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     """The objects of a run, at one moment."""
 
     exists: bool
@@ -126,14 +126,16 @@ class Kubectl:
         return listed
 
     @readable("kubectl get")
-    def look(self, name: str) -> Seen:
+    def observe(self, name: str) -> Observed:
         """Read the objects of a run. Raises UnansweredError."""
         found = self.items(f"{JOBSETS},pods", "-l", f"{INSTANCE}={name}")
         jobset = next((each for each in found if each.get("kind") == "JobSet"), None)
         pods = [_pod(each) for each in found if each.get("kind") == "Pod"]
         last = max((pod.restart for pod in pods), default=0)
         if jobset is None:
-            return Seen(False, restarts=last, pods={p.index: p for p in pods if p.restart == last})
+            return Observed(
+                False, restarts=last, pods={p.index: p for p in pods if p.restart == last}
+            )
         spec, status = jobset.get("spec") or {}, jobset.get("status") or {}
         restarts = int(status.get("restarts") or 0)
         ended = str(status.get("terminalState") or "")
@@ -142,7 +144,7 @@ class Kubectl:
             if condition.get("status") == "True" and condition.get("type") in _TERMINAL:
                 ended = ended or str(condition["type"])
                 told = str(condition.get("message") or "")
-        return Seen(
+        return Observed(
             True,
             uid=str(jobset["metadata"].get("uid") or ""),
             restarts=restarts,

@@ -25,7 +25,7 @@ from pathlib import Path
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
-from tpunb.places.place import Cancelled, ConnectionLost, Place, Restarted, Said
+from tpunb.places.place import Cancelled, ConnectionLost, HostLine, Place, Restarted
 from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Note, Phase, RanksStarted
@@ -261,7 +261,7 @@ class Mirror:
             with contextlib.suppress(OSError):
                 (self.run.path / _SYNCED).touch()
 
-    def _take_in(self, said: Said, now: float) -> None:
+    def _take_in(self, said: HostLine, now: float) -> None:
         host, name = said.host, self.spec.hosts[said.host]
         match said.line:
             case Append() | Replace() as line:

@@ -110,8 +110,8 @@ class Restarted:
 
 
 @dataclass(frozen=True)
-class Said:
-    """A message from a host."""
+class HostLine:
+    """A line of a host's stream, or what has become of its connection."""
 
     host: int
     """Its node rank."""
@@ -139,7 +139,7 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[Said | None]:
+    def follow(self, since: Sequence[Mapping[str, int]]) -> Iterator[HostLine | None]:
         """Yield the hosts' messages until nothing more can come; None while there is none.
 
         `since`: for each host, the number of bytes of each file that have been received already.

@@ -254,7 +254,7 @@ class Uploader:
             failing = self._clock() - failing_since
             if failing >= EVERY and not told:
                 told = True
-                self._tell()
+                self._report_problem()
             self.save_state()
             if ended and failing > GIVE_UP:
                 return False
@@ -262,7 +262,7 @@ class Uploader:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return False
 
-    def _tell(self) -> None:
+    def _report_problem(self) -> None:
         with contextlib.suppress(OSError):
             text = f"not copied to {self._url} yet, retrying: {self._problem}"
             self._run.emit(Note(f"{text}. All files are in {self._run.path}"))
