@@ -102,7 +102,6 @@ json.dump(
         "torch-save-on-xla": saved(),
         "load-to-xla": message(load),
         "changing-shape": list(ones[ones > 0].shape),
-        "numpy": message(ones.numpy),
         "missing": [n for n in ("get_ordinal", "xrt_world_size") if not hasattr(xm, n)],
         "torch-checkpoint": message(lambda: checkpointed(True)),
         "torch-checkpoint without reentry": message(lambda: checkpointed(False)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 
 from tpunb.notebook.lint.checks.ranks import condition_on_rank, sure_branch
-from tpunb.notebook.lint.checks.sites import on_several_cores
+from tpunb.notebook.lint.checks.sites import on_several_cores, values_of
 from tpunb.notebook.lint.index import XM, NotebookIndex
 from tpunb.notebook.lint.names import argument, call, last_part, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
@@ -130,9 +130,8 @@ def _summed_gradients(notebook: NotebookIndex) -> Iterator[Hit]:
         summed = _summed(notebook, site)
         if summed is None or not on_several_cores(notebook, site):
             continue
-        values = notebook.values(summed.id, site.frame) if isinstance(summed, ast.Name) else []
-        parts = [summed, *(value.node for value in values if len(values) == 1)]
-        nodes = (node for part in parts for node in ast.walk(part))
+        values = values_of(notebook, summed, site)
+        nodes = (node for value in values for node in ast.walk(value.node))
         gradients = any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in nodes)
         if gradients and not any(_scales(cell.tree) for cell in _cells_of(notebook, site)):
             yield Hit(site, "the gradients are summed over the cores, not averaged")

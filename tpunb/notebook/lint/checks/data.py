@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import constant, has_spread
+from tpunb.notebook.lint.checks.sites import constant, has_spread, values_of
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
@@ -79,15 +79,12 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     size = argument(node, "batch_size", 1)
     if _given(argument(node, "batch_sampler", 4)) or size is None or literal(size) in (1, None):
         return True
-    sampler = argument(node, "sampler", 3)
-    values: list[ast.AST | None] = [sampler]
-    if isinstance(sampler, ast.Name):
-        values = [value.node for value in notebook.values(sampler.id, site.frame)]
+    samplers = (v.node for v in values_of(notebook, argument(node, "sampler", 3), site))
     return any(
-        isinstance(v, ast.Call)
-        and last_part(v.func) in ("RandomSampler", "WeightedRandomSampler")
-        and (_given(argument(v, "num_samples")) or len(v.args) > 1)
-        for v in values
+        isinstance(sampler, ast.Call)
+        and last_part(sampler.func) in ("RandomSampler", "WeightedRandomSampler")
+        and (_given(argument(sampler, "num_samples")) or len(sampler.args) > 1)
+        for sampler in samplers
     )
 
 
@@ -137,13 +134,9 @@ def _no_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
 
 def _takes_rank(notebook: NotebookIndex, site: Site) -> bool:
     """Whether the data set of a loader is constructed for a rank: `Rows(index)`."""
-    given = argument(call(site), "dataset", 0)
-    values = [] if given is None else [Site(given, site.frame)]
-    if isinstance(given, ast.Name):
-        values = notebook.values(given.id, site.frame)
     return any(
         notebook.depends_on_rank(part, value)
-        for value in values
+        for value in values_of(notebook, argument(call(site), "dataset", 0), site)
         if isinstance(value.node, ast.Call)
         for part in value.node.args
     )
@@ -179,12 +172,9 @@ def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
         node = call(site)
         sampler = argument(node, "sampler", 3)
-        if literal(argument(node, "shuffle", 2)) is not True or sampler is None:
-            continue
-        values: list[ast.AST] = [sampler]
-        if isinstance(sampler, ast.Name):
-            values = [value.node for value in notebook.values(sampler.id, site.frame)]
-        if values and all(isinstance(value, ast.Call) for value in values):
+        values = values_of(notebook, sampler, site)
+        shuffles = literal(argument(node, "shuffle", 2)) is True
+        if shuffles and values and all(isinstance(value.node, ast.Call) for value in values):
             message = "shuffle=True and a sampler are mutually exclusive"
             yield Hit(site, message, certain=isinstance(sampler, ast.Call))
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from tpunb.notebook.lint.checks.sites import on_several_cores, place, receiver
+from tpunb.notebook.lint.checks.sites import on_several_cores, owner, place, receiver
 from tpunb.notebook.lint.frameworks import PACKAGES
 from tpunb.notebook.lint.index import DEVICE_LOADERS, XM, Loop, NotebookIndex
 from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part, words
@@ -155,9 +155,9 @@ def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
             if _is_seldom(notebook, site, loop) or for_other_hardware(site):
                 continue
             node = call(site)
-            name, owner = last_part(node.func), receiver(site)
-            if owner is not None and _is_read(site):
-                if not _from_host(notebook, owner, site):
+            name, read = last_part(node.func), receiver(site)
+            if read is not None and _is_read(site):
+                if not from_host(notebook, read, site):
                     yield Hit(site, f"`.{name}()` waits for the device in every step")
             elif notebook.full(node.func, site) == f"{XM}.mesh_reduce":
                 yield Hit(site, "`xm.mesh_reduce` waits for the device and all ranks in every step")
@@ -186,11 +186,10 @@ def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
     tensors = set()
     given = {id(fit.site.node) for fit in notebook.backward_by_accelerate}
     for site in loop.sites:
-        owner = receiver(site)
         if id(site.node) in given:
             tensors |= {dotted(part) for part in call(site).args[:1]}
-        elif owner is not None and last_part(call(site).func) == "backward":
-            tensors.add(dotted(owner))
+        elif last_part(call(site).func) == "backward":
+            tensors.add(owner(site))
     return tensors - {""}
 
 
@@ -212,7 +211,7 @@ def _plain_uses(node: ast.expr) -> Iterator[str]:
             todo += ast.iter_child_nodes(part)
 
 
-def _from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
+def from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     """Whether a value is known not to be a device tensor: from numpy, or already read."""
     if isinstance(node, ast.Call):
         if last_part(node.func) in READS:
@@ -223,30 +222,27 @@ def _from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
         if any(_is_read(s) for one in notebook.targets(Site(node, site.frame)) for s in one.calls):
             return True
         if isinstance(node.func, ast.Attribute):
-            return _from_host(notebook, node.func.value, site)
+            return from_host(notebook, node.func.value, site)
     if isinstance(node, ast.Attribute | ast.Subscript):
-        return _from_host(notebook, node.value, site)
+        return from_host(notebook, node.value, site)
     if isinstance(node, ast.Name):
         values = notebook.values(node.id, site.frame)
         return bool(values) and all(
-            isinstance(v.node, ast.Call) and _from_host(notebook, v.node, v) for v in values
+            isinstance(v.node, ast.Call) and from_host(notebook, v.node, v) for v in values
         )
     return False
 
 
-def _is_optimizer(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    name = dotted(node)
-    values = notebook.values(name, site.frame) if name else []
-    makers = {
-        notebook.full(value.node.func, value)
-        for value in values
-        if isinstance(value.node, ast.Call)
-    }
+def _is_optimizer(notebook: NotebookIndex, name: str, site: Site) -> bool:
+    calls = ((v, v.node) for v in (notebook.values(name, site.frame) if name else ()))
+    makers = [
+        notebook.full(node.func, value) for value, node in calls if isinstance(node, ast.Call)
+    ]
     if any("lr_scheduler" in full or "GradScaler" in full for full in makers):
         return False
-    if any(full.startswith("torch.optim.") for full in makers):
-        return True
-    return "optim" in name.rpartition(".")[2].lower() or name.rpartition(".")[2] == "opt"
+    last = name.rpartition(".")[2]
+    made = any(full.startswith("torch.optim.") for full in makers)
+    return made or "optim" in last.lower() or last == "opt"
 
 
 @rule(
@@ -276,12 +272,10 @@ def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
             if last_part(call(site).func) == "optimizer_step" and call(site).args
         }
         for site in own:
-            owner = receiver(site)
-            if owner is None or last_part(call(site).func) != "step":
+            optimizer, stepped = owner(site), last_part(call(site).func) == "step"
+            if not stepped or optimizer in elsewhere or for_other_hardware(site):
                 continue
-            if dotted(owner) in elsewhere or for_other_hardware(site):
-                continue
-            if site.cell.part != "kernel" and _is_optimizer(notebook, owner, site):
+            if site.cell.part != "kernel" and _is_optimizer(notebook, optimizer, site):
                 yield Hit(site, "every core steps with its own gradients, which are never averaged")
 
 
@@ -378,14 +372,13 @@ def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> boo
     moves = [
         site
         for site in notebook.called.get("to", ())
-        if (owner := receiver(site)) is not None
-        and (dotted(owner) == model or model in notebook.names_of(site.node))
+        if owner(site) == model or model in notebook.names_of(site.node)
     ]
     late = [
         site
         for site in moves
         if place(site) > made
-        and dotted(call(site).func) == f"{model}.to"
+        and owner(site) == model
         and site.frame.function is optimizer.frame.function
         and not any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
         and call(site).args

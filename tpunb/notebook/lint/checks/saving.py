@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import constant, place, receiver
+from tpunb.notebook.lint.checks.sites import constant, owner, place, receiver, values_of
 from tpunb.notebook.lint.index import NotebookIndex, Program
 from tpunb.notebook.lint.names import (
     argument,
@@ -38,8 +38,7 @@ def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
         if on_xla and not for_other_hardware(site):
             yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
     for site in notebook.called.get("save_pretrained", ()):
-        owner = receiver(site)
-        model = "" if owner is None else dotted(owner)
+        model = owner(site)
         if model and _is_moved(notebook, model, site) and not for_other_hardware(site):
             yield Hit(
                 site,
@@ -76,8 +75,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
         other
         for name in ("to", "cpu")
         for other in notebook.called.get(name, ())
-        if (owner := receiver(other)) is not None
-        and (dotted(owner) == model or any(node is other.node for node in made))
+        if (owner(other) == model or any(node is other.node for node in made))
         and other.frame.function is site.frame.function
         and place(other) < place(site)
     ]
@@ -191,9 +189,7 @@ def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
 def _only_xla(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     if isinstance(node, ast.IfExp):
         return all(_only_xla(notebook, part, site) for part in (node.body, node.orelse))
-    if isinstance(node, ast.Name):
-        values = notebook.values(node.id, site.frame)
-        return bool(values) and all(
-            isinstance(v.node, ast.expr) and notebook.is_xla_device(v.node, v) for v in values
-        )
-    return notebook.is_xla_device(node, site)
+    values = values_of(notebook, node, site)
+    return bool(values) and all(
+        isinstance(v.node, ast.expr) and notebook.is_xla_device(v.node, v) for v in values
+    )

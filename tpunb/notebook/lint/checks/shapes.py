@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from tpunb.notebook.lint.checks.loops import from_host
 from tpunb.notebook.lint.checks.sites import receiver
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
@@ -82,15 +83,8 @@ def _is_mask(notebook: NotebookIndex, index: ast.expr, site: Site) -> bool:
 def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     """Whether a value visibly comes from numpy or pandas."""
     name = dotted(node)
-    if isinstance(node, ast.Call):
-        full = notebook.full(node.func, site)
-        return full.startswith(("numpy.", "pandas.")) or last_part(node.func) in ("numpy", "tolist")
-    if isinstance(node, ast.Subscript | ast.Attribute) and not name:
-        return _of_host(notebook, node.value, site)
-    if name in ("df", "self.df", "np", "pd") or name.endswith("_df"):
-        return True
-    values = notebook.values(name, site.frame) if name else []
-    return any(isinstance(v.node, ast.Call) and _of_host(notebook, v.node, v) for v in values)
+    frame = name in ("df", "self.df", "np", "pd") or name.endswith("_df")
+    return frame or from_host(notebook, node, site)
 
 
 @rule(

@@ -6,7 +6,7 @@ import ast
 import re
 
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call, literal
+from tpunb.notebook.lint.names import call, dotted, literal
 from tpunb.notebook.lint.walk import Site
 
 TRIES = (ast.Try, ast.ExceptHandler)
@@ -23,6 +23,18 @@ def receiver(site: Site) -> ast.expr | None:
     return function.value if isinstance(function, ast.Attribute) else None
 
 
+def owner(site: Site) -> str:
+    """Return the name of the object of a method call, as it is written; '' if it has none."""
+    return dotted(call(site).func).rpartition(".")[0]
+
+
+def values_of(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> list[Site]:
+    """Return the values that a name may have, or any other expression itself."""
+    if isinstance(node, ast.Name):
+        return notebook.values(node.id, site.frame)
+    return [] if node is None else [Site(node, site.frame)]
+
+
 def has_spread(node: ast.Call) -> bool:
     """Whether a call has `**` arguments, which may contain any name."""
     return any(word.arg is None for word in node.keywords)
@@ -30,9 +42,7 @@ def has_spread(node: ast.Call) -> bool:
 
 def constant(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> object:
     """Return the constant that an expression is, also by a name with only one value; else `...`."""
-    if not isinstance(node, ast.Name):
-        return literal(node)
-    values = {literal(value.node) for value in notebook.values(node.id, site.frame)}
+    values = {literal(value.node) for value in values_of(notebook, node, site)}
     return values.pop() if len(values) == 1 else ...
 
 
