@@ -224,16 +224,3 @@ def test_deadlock_inside_torch_xla_launch_counts_collectives(driver: Driver) -> 
         r"^rank 0 failed in cell \[2\], line 4: PeerLostError: rank 1 has returned",
         r"this is the 5th collective of rank 0, but rank 1 took part in 4",
     )
-
-
-ELSEWHERE = """\
-import os, time, torch, torch_xla
-import torch_xla.core.xla_model as xm
-rank, device = int(os.environ["RANK"]), torch_xla.device()
-for step in range(5):
-    total = xm.all_reduce("sum", torch.ones(3, device=device))
-    torch_xla.sync()
-    if rank == 1 and step == 3:
-        while not os.path.exists("told"): time.sleep(0.1)
-print("done", rank)
-"""

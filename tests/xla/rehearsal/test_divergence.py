@@ -166,6 +166,18 @@ def test_divergence_in_the_optimizer_step_is_named(ranks: Ranks, kind: str, word
     assert "This is collective 3 (after " in told
 
 
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["ordinal", "load", "read after backward", "pending", "save", "gather"],
+        ["read before backward", "evaluate", "slice", "fine-tune"],
+    ],
+    ids=" ".join,
+)
+def test_no_divergence_for_work_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
+    assert ranks.values(trained, 3, *kinds) == [[], [], []]
+
+
 ELSEWHERE = """\
 import os, torch, torch_xla
 import torch_xla.core.xla_model as xm

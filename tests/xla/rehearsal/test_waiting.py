@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.drivers.ranks import Ranks, rehearse
+from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
 
 
 def wait(*members: int, number: int = 1, **others: int) -> tuple[Any, ...]:
@@ -105,14 +105,19 @@ def sent_in_a_circle() -> str:
     return ""
 
 
-def test_deadlock_of_sending_ranks_is_named(ranks: Ranks) -> None:
-    said = ranks.values(sent_in_a_circle, 3)
+@pytest.mark.parametrize(
+    ("hosts", "names"), [((), ("0", "1", "2", "3")), (LOOPBACK, ("0/0", "0/1", "1/2", "1/3"))]
+)
+def test_deadlock_of_sending_ranks_is_named(
+    ranks: Ranks, hosts: tuple[Loopback, ...], names: tuple[str, ...]
+) -> None:
+    said = ranks.values(sent_in_a_circle, 4, hosts=hosts)
     deadlocks = [text for text in said if "DeadlockError: " in text]
     assert deadlocks
     for text in deadlocks:
-        for rank in range(3):
-            assert f"rank {rank}: collective_permute of float32[3]" in text
-    assert all("on two ranks, but XLA compiles it for all 3" in text for text in said)
+        for name in names:
+            assert f"rank {name}: collective_permute of float32[3]" in text
+    assert all("on two ranks, but XLA compiles it for all 4" in text for text in said)
 
 
 def alone_in_a_permute() -> str:
