@@ -53,25 +53,6 @@ def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> 
     driver.launcher.close()
 
 
-def test_two_launchers_run_at_once(driver: Driver, tmp_path: Path) -> None:
-    """Another notebook's run starts and ends in the middle of this one."""
-    other = Driver(tmp_path)
-    other.warm()
-    inner: list[Seen] = []
-    seen = driver.run(
-        ["import time"],
-        "print('at work')\ntime.sleep(600)",
-        when=says("at work"),
-        then=lambda run: (
-            inner.append(other.run(["b = 2"], "print(b)")),
-            run.stop(StopCause.USER, "enough"),
-        )[0],
-    )
-    assert seen.result.state == "interrupted"
-    assert sorted(inner[0].log) == ["[0] 2", "[1] 2"]
-    other.launcher.close()
-
-
 def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None:
     driver = Driver(tmp_path)
     first, _ = driver.start(["import time"], WAITING)

@@ -63,16 +63,6 @@ def test_second_interrupt_skips_the_grace_period_on_hosts(nb: Kernel) -> None:
     assert last(nb).state is RunState.INTERRUPTED
 
 
-def test_retry_restarts_all_hosts(nb: Kernel) -> None:
-    body = (
-        "import os\nif os.environ['RANK'] == '2' and os.environ['TPUNB_ATTEMPT'] == '0':\n"
-        "    raise ValueError('once')\nprint('attempt', os.environ['TPUNB_ATTEMPT'])"
-    )
-    ran = train(nb, body, "--retries 1").good()
-    assert who(ran, "attempt 1") == EVERY
-    assert last(nb).attempts == 2
-
-
 def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[1].kill()
@@ -83,15 +73,6 @@ def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> Non
     told = "lost the connection to h1: ssh has ended without a message (exit code 255)"
     assert told in ran.screen()
     assert "ranks h1/2-3 lost" in ran.status
-
-
-def test_lost_host_0_is_named_in_the_result(pod: ReachedPod, nb: Kernel) -> None:
-    ran = train(nb, GO_ON, until_begun=4)
-    pod[0].kill()
-    nb.wait(ran)
-    result = last(nb)
-    assert result.state is RunState.FAILED
-    assert "h0" in [each.host for each in result.failures if each.kind is FailureKind.HOST_LOST]
 
 
 def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
@@ -106,11 +87,6 @@ def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
     assert result is not None
     assert result.stop is not None
     assert result.stop.cause is StopCause.KERNEL_GONE
-
-
-def test_background_run_at_a_place(nb: Kernel) -> None:
-    train(nb, "print('here')", "--bg --out handle").good()
-    assert nb.run("handle.wait().state").good().shown == "'succeeded'"
 
 
 def test_detached_run_is_attached_again_after_its_mirror_died(pod: ReachedPod, nb: Kernel) -> None:

@@ -26,17 +26,6 @@ helped = helper.NAME
 tpunb.save({"step": 5}, step=5)
 """
 )
-ONE_PROCESS = """
-torch.manual_seed(0)
-x, y = torch.randn(64, 3), torch.randn(64, 1)
-alone = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-for step in range(5):
-    optimizer.zero_grad()
-    ((alone(x) - y) ** 2).mean().backward()
-    optimizer.step()
-close = [torch.allclose(a, b, atol=1e-6) for a, b in zip(on_pod, alone.parameters())]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +58,6 @@ def trained(nb: Kernel) -> RunDir:
     """The run on both hosts: its weights are `weights` in the kernel."""
     nb.run(f"%%tpu_train --on pod --profile 2-4 --returns weights,helped\n{TRAIN}", "train").good()
     return list_runs(nb.folder / "runs")[-1]
-
-
-def test_two_hosts_of_two_ranks_equal_four_ranks_and_one_process(
-    nb: Kernel, trained: RunDir
-) -> None:
-    assert nb.value("helped") == "a module that travelled"
-    nb.run("# tpu: skip\non_pod = weights", "keep").good()
-    local = TRAIN.replace("tpunb.save", "# ").replace("weights =", "here =")
-    nb.run(f"%%tpu_train --cores 4 --returns here\n{local}", "local").good()
-    assert nb.value("all(torch.equal(a, b) for a, b in zip(on_pod, here))")
-    nb.run(f"# tpu: skip\n{ONE_PROCESS}", "alone").good()
-    assert nb.value("close") == [True, True]
-    results = [trained.read_result(), list_runs(nb.folder / "runs")[-1].read_result()]
-    pod, here = (r.metrics().groupby("step")["loss"].mean().tolist() for r in results if r)
-    assert pod == pytest.approx(here)
 
 
 def test_profile_traces_of_all_hosts_are_merged(trained: RunDir) -> None:

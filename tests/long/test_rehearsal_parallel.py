@@ -83,7 +83,7 @@ def ddp() -> list[float]:
     return _flat(model.module.state_dict())
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2])
 def test_ddp_trains_as_one_process(ranks: Ranks, world: int) -> None:
     found = ranks.values(ddp, world)
     assert all(own == found[0] for own in found)
@@ -160,7 +160,7 @@ def fsdp(folder: str) -> dict[str, Any]:
     return {"held": held, "whole": whole, "before": before, "after": after}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2])
 def test_fsdp_trains_as_one_process_and_its_checkpoint_is_whole(
     ranks: Ranks, tmp_path: Path, world: int
 ) -> None:
@@ -198,7 +198,7 @@ def zero(folder: str) -> tuple[list[float], int]:
     return _flat(model.state_dict()), held
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2])
 def test_zero_1_trains_as_one_process(ranks: Ranks, tmp_path: Path, world: int) -> None:
     found = ranks.values(zero, world, str(tmp_path))
     expected = ranks.values(alone, 1, world, "AdamW", 0.5)[0]

@@ -79,53 +79,6 @@ def test_notebook_launcher_imported_before(ranks: Ranks) -> None:
     assert ended[0].output == "num_processes=8 is ignored: 2 ranks run\n"
 
 
-def trained_with_accelerate() -> dict[str, object]:
-    rank, _ = rehearse()
-    from accelerate import notebook_launcher
-
-    from tpunb.xla import launchers
-
-    launchers.redirect_launchers(rank)
-    found: dict[str, object] = {}
-
-    def train() -> None:
-        import torch
-        from accelerate import Accelerator
-        from torch.utils.data import DataLoader, TensorDataset
-
-        torch.manual_seed(0)
-        accelerator = Accelerator()
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        data = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
-        model, optimizer, loader = accelerator.prepare(
-            model, optimizer, DataLoader(data, batch_size=4)
-        )
-        steps = 0
-        for x, y in loader:
-            accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            steps += 1
-        mine = torch.tensor([float(accelerator.process_index)], device=accelerator.device)
-        found["steps"] = steps
-        found["type"] = str(accelerator.distributed_type)
-        found["gathered"] = accelerator.gather(mine).tolist()
-        found["weights"] = [p.tolist() for p in model.parameters()]
-
-    notebook_launcher(train, num_processes=2)
-    return found
-
-
-def test_accelerate_trains_in_ranks(ranks: Ranks) -> None:
-    first, second = ranks.values(trained_with_accelerate, 2)
-    assert first == second
-    assert first["type"] == "DistributedType.XLA"
-    assert first["steps"] == 4  # of 8 batches, on two ranks
-    assert first["gathered"] == [0.0, 1.0]
-
-
 def test_a_failed_block_restores_as_well() -> None:
     from tpunb.xla import launchers
 

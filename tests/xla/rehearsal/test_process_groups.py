@@ -6,12 +6,10 @@ import contextlib
 import os
 import random
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.drivers.kernel import until
 from tests.drivers.ranks import Ranks, rehearse
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
@@ -365,27 +363,3 @@ def test_cpu_tensors_are_refused_as_on_a_tpu(ranks: Ranks, backend: str) -> None
         for message in found[:-1]:  # the last is torch_xla's own word
             assert message.startswith("Expected XLA tensor. Got: torch.")
             assert "dist.new_group(backend='gloo')" in message
-
-
-def as_upstream(folder: str) -> None:
-    rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
-    dist.init_process_group("xla", init_method="xla://")
-    value = torch.ones(1, device=torch_xla.device())
-    with pytest.raises(ValueError, match="Invalid reduce op"):
-        dist.all_reduce(value, op=dist.ReduceOp.AVG)
-    with pytest.raises(ValueError, match="only implemented for GLOO backend"):
-        dist.monitored_barrier()
-    through = Path(folder, "through")
-    if rank == 1:
-        until(through.exists, "rank 0 is through the barrier")
-    dist.barrier()  # does not wait
-    if rank == 0:
-        through.touch()
-
-
-def test_process_group_calls_unsupported_by_torch_xla_stay_so(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.values(as_upstream, 2, str(tmp_path))
