@@ -16,21 +16,6 @@ from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
 from tpunb.runs.stream import Alive
 
 
-def test_stop_request_in_the_run_folder_of_one_host(make: Make) -> None:
-    """As `tpunb stop` does there."""
-    from tpunb.runs import state
-    from tpunb.runs.directory import RunDir
-
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    state.request_stop(RunDir(run.folders[1]), "by hand", origin=StopOrigin.COMMAND)
-    assert run.wait() == [130, 130]
-    stop = run.nodes[0].result().stop
-    assert stop is not None
-    assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
-
-
 def test_hang_only_if_every_host_is_idle_and_all_report_where(make: Make) -> None:
     run = make(
         "import os, time\n"
@@ -112,15 +97,6 @@ def test_timeout_names_a_host_that_never_connects(make: Make) -> None:
         assert failure is not None
         assert failure.headline() == "host h2 has not connected within 2 s"
         assert not node.log()
-
-
-def test_stop_of_all_hosts_when_one_connection_of_the_kernel_closes(make: Make) -> None:
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    assert run.nodes[1].process.stdin is not None
-    run.nodes[1].process.stdin.close()
-    assert run.wait() == [130, 130]
 
 
 def test_stop_of_all_hosts_when_the_kernel_is_silent(make: Make) -> None:

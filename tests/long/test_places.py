@@ -52,17 +52,6 @@ def test_chip_usage_of_every_host_is_collected(pod: ReachedPod, nb: Kernel) -> N
     assert [(chip.name, chip.peak) for chip in known] == [("h0/0", 10**9), ("h1/0", 2 * 10**9)]
 
 
-def test_second_interrupt_skips_the_grace_period_on_hosts(nb: Kernel) -> None:
-    ran = train(nb, SLOW_TO_END, "--grace 10m", until_begun=4)
-    run = newest(nb)
-    assert run is not None
-    nb.interrupt()
-    until(lambda: run.log.read_text().count("saving") == 4, "ranks that save")
-    nb.interrupt()
-    nb.wait(ran)
-    assert last(nb).state is RunState.INTERRUPTED
-
-
 def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     pod[1].kill()

@@ -83,11 +83,10 @@ def ddp() -> list[float]:
     return _flat(model.module.state_dict())
 
 
-@pytest.mark.parametrize("world", [2])
-def test_ddp_trains_as_one_process(ranks: Ranks, world: int) -> None:
-    found = ranks.values(ddp, world)
+def test_ddp_trains_as_one_process(ranks: Ranks) -> None:
+    found = ranks.values(ddp, 2)
     assert all(own == found[0] for own in found)
-    expected = ranks.values(alone, 1, world, "SGD")[0]
+    expected = ranks.values(alone, 1, 2, "SGD")[0]
     assert found[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
@@ -160,12 +159,11 @@ def fsdp(folder: str) -> dict[str, Any]:
     return {"held": held, "whole": whole, "before": before, "after": after}
 
 
-@pytest.mark.parametrize("world", [2])
 def test_fsdp_trains_as_one_process_and_its_checkpoint_is_whole(
-    ranks: Ranks, tmp_path: Path, world: int
+    ranks: Ranks, tmp_path: Path
 ) -> None:
-    found = ranks.values(fsdp, world, str(tmp_path))
-    expected = ranks.values(alone, 1, world, "AdamW", 0.5)[0]
+    found = ranks.values(fsdp, 2, str(tmp_path))
+    expected = ranks.values(alone, 1, 2, "AdamW", 0.5)[0]
     assert found[0]["whole"] == pytest.approx(expected, rel=1e-3, abs=1e-5)
     for own in found:
         assert own["held"] < len(expected)  # shards are padded to 128 numbers
@@ -198,10 +196,9 @@ def zero(folder: str) -> tuple[list[float], int]:
     return _flat(model.state_dict()), held
 
 
-@pytest.mark.parametrize("world", [2])
-def test_zero_1_trains_as_one_process(ranks: Ranks, tmp_path: Path, world: int) -> None:
-    found = ranks.values(zero, world, str(tmp_path))
-    expected = ranks.values(alone, 1, world, "AdamW", 0.5)[0]
+def test_zero_1_trains_as_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.values(zero, 2, str(tmp_path))
+    expected = ranks.values(alone, 1, 2, "AdamW", 0.5)[0]
     for weights, held in found:
         assert weights == found[0][0]
         assert weights == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -126,30 +126,6 @@ def test_a_process_group_ends_with_its_launch(ranks: Ranks) -> None:
     assert ranks.values(launched, 2) == [[3.0, 3.0, 3.0, 3.0, rank] for rank in range(2)]
 
 
-def own_children() -> list[Any]:
-    """A process that the user starts in a rank makes groups as it would without a rehearsal."""
-    rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-
-    os.environ["MASTER_PORT"] = str(free_port())
-    parent_end, child_end = os.pipe()
-    if os.fork() == 0:
-        os.environ.update(RANK="0", WORLD_SIZE="1")
-        dist.init_process_group("gloo")
-        value = torch.tensor([5.0 + rank])
-        dist.all_reduce(value)
-        os.write(child_end, str(value.item()).encode())
-        os._exit(0)
-    os.close(child_end)
-    said = os.read(parent_end, 10).decode()
-    return [said, os.wait()[1]]
-
-
-def test_child_process_of_a_rank_has_process_groups_of_its_own(ranks: Ranks) -> None:
-    assert ranks.values(own_children, 2) == [["5.0", 0], ["6.0", 0]]
-
-
 def every_collective() -> dict[str, Any]:
     rank, world = rehearse()
     import torch

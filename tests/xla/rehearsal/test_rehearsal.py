@@ -404,7 +404,7 @@ def in_a_child() -> str:
     import torch_xla.core.xla_model as xm
 
     from tpunb.xla.rehearsal import errors
-    from tpunb.xla.rehearsal.call import Call
+    from tpunb.xla.rehearsal.call import RankCall
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
     # XLA itself would hang in a child: only the wire is used.
@@ -413,7 +413,7 @@ def in_a_child() -> str:
     pid = os.fork()
     if pid == 0:
         try:
-            with wire.exchange(Call("rendezvous"), [0, 1]):
+            with wire.exchange(RankCall("rendezvous"), [0, 1]):
                 pass
         except errors.CollectiveError as error:
             os.write(write, str(error).encode())

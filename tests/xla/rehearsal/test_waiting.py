@@ -120,30 +120,6 @@ def test_deadlock_of_sending_ranks_is_named(
     assert all("on two ranks, but XLA compiles it for all 4" in text for text in said)
 
 
-def alone_in_a_permute() -> str:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import MismatchError
-
-    x = torch.ones(3, device=torch_xla.device())
-    try:
-        if rank < 2:  # its pair: on a TPU every rank runs the program
-            xm.collective_permute(x, [[0, 1]])
-        xm.rendezvous("behind it")
-    except MismatchError as error:
-        return str(error)
-    return ""
-
-
-def test_mismatch_if_a_rank_without_a_pair_skips_a_permute(ranks: Ranks) -> None:
-    for text in ranks.values(alone_in_a_permute, 3):
-        assert "ranks 0, 1: collective_permute" in text
-        assert "rank 2: rendezvous" in text
-
-
 def passed_on() -> float:
     rank, _ = rehearse()
     import torch
@@ -168,30 +144,3 @@ def passed_on() -> float:
 def test_no_deadlock_if_a_late_rank_arrives(ranks: Ranks) -> None:
     # 1 is sent to 2, their sum to 3.
     assert ranks.values(passed_on, 3) == [1.0 + 3.0 + 6.0] * 3
-
-
-def gone(early: bool) -> str:
-    from tpunb.xla.rehearsal import errors, install
-
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    x = torch.ones(3, device=torch_xla.device())
-    if not early:
-        xm.all_reduce("sum", [x])
-    if rank == 2:
-        install.leave_rehearsal()
-        return ""
-    with pytest.raises(errors.PeerLostError) as raised:
-        xm.all_reduce("sum", [x])
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_lost_rank_is_named_at_its_first_and_later_collectives(ranks: Ranks, early: bool) -> None:
-    first, second, _ = ranks.values(gone, 3, early)
-    for message in (first, second):
-        assert message.startswith("rank 2 has returned from the train cell while rank ")
-        assert ("took part in none" if early else "took part in 1, the last at line") in message
