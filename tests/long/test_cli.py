@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import select
-import shutil
 import subprocess
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from tests.drivers.kernel import PATIENCE, ROOT
+from tests.drivers.kernel import PATIENCE
 from tests.test_cli import FAILING, LOAD, command, errors, tpunb, two_runs, write
 from tpunb.runs.directory import list_runs
 from tpunb.utils import env_vars

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,19 +19,14 @@ from textwrap import indent
 import pytest
 
 import tpunb
-from tests.conftest import Processes
 from tests.drivers.kernel import PATIENCE, until
 from tests.support import Driver, Seen, left_below, script_of
-from tpunb.errors import TpunbError
 from tpunb.kernel.background import BackgroundRun
-from tpunb.kernel.launcher import Attached, Run
-from tpunb.kernel.supervisor import detached
+from tpunb.kernel.launcher import Run
 from tpunb.runs import returns, state
-from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, Output
 from tpunb.runs.result import Failure
 from tpunb.runs.spec import FailureKind, StopCause
-from tpunb.utils import processes
 
 SLEEP = "time.sleep(600)"
 TIMEOUT = 8.0

@@ -10,7 +10,6 @@ import pytest
 from tests.drivers.nodes import until
 from tests.fakes.cluster import Cluster
 from tests.places.test_gke import (
-    HUSH,
     again,
     cluster,
     log,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
-from tests.drivers.nodes import REAL, RunOnHosts, until
-from tests.fakes import hosts
+from tests.drivers.nodes import REAL, until
 from tests.fakes.hosts import Pod
 from tests.scenarios.test_hosts import GO_ON, STORE, Make, make, pod
 from tpunb.runs import returns
-from tpunb.runs.spec import FailureKind, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import FailureKind, RunState, StopCause
 from tpunb.runs.stream import Alive
 
 

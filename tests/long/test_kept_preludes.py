@@ -15,7 +15,6 @@ import pytest
 
 from tests.scenarios.test_kept_preludes import (
     DRAW,
-    READ,
     SEEDED,
     Notebook,
     kept_processes,

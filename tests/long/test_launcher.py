@@ -12,7 +12,7 @@ import pytest
 
 from tests.drivers.kernel import until
 from tests.scenarios.test_launcher import COUNTS, DETACHES, WAITING, ended, says, written
-from tests.support import Driver, Seen, fork_server, left_below
+from tests.support import Driver, fork_server, left_below
 from tpunb.errors import TpunbError
 from tpunb.kernel.launcher import Attached
 from tpunb.kernel.supervisor import detached

@@ -14,7 +14,6 @@ from tests.scenarios.test_places import (
     BEGUN,
     EVERY,
     GO_ON,
-    SLOW_TO_END,
     TOLD,
     _nothing_left,
     begun,

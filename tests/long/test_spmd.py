@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.drivers.kernel import Kernel, kernel

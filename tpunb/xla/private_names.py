@@ -338,8 +338,3 @@ SHARDED = "_is_sharded"
 """An attribute of the parameters of XlaFullyShardedDataParallel: this rank holds a part of them."""
 REDUCING = ("reduce_gradients", "all_reduce")
 """Public functions of torch_xla.core.xla_model that a step calls before the optimizer's step."""
-
-
-def names_of_kind(kind: NameKind, owner: str | None = None) -> list[str]:
-    """The names of a kind, of one owner or of all."""
-    return [n.name for n in NAMES if n.kind == kind and owner in (None, n.owner)]

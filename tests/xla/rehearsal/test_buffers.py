@@ -4,50 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import Any
 
 import pytest
 
 from tests.drivers.ranks import Ranks, rehearse
-
-
-def read_of_all_kinds() -> None:
-    import torch
-    import torch_xla
-
-    from tpunb.xla.rehearsal.tensors import read_values
-
-    device = torch_xla.device()
-    base = torch.arange(12.0, device=device)
-    view = base[2:8]
-    base += 1
-    kinds: dict[str, Any] = {
-        "computed": torch.ones(3, 4, device=device) * 2,
-        "only moved": torch.arange(5).to(device),
-        "a number in the program": torch.tensor(1.0).to(device),
-        "a number": torch.tensor(3.5).to(device),
-        "empty": torch.ones(0, 3, device=device),
-        "transposed": torch.arange(6.0, device=device).reshape(2, 3).t(),
-        "expanded": torch.ones(1, device=device).expand(4),
-        "view": view,
-        "requires grad": torch.ones(2, device=device, requires_grad=True),
-        **{
-            str(dtype): torch.tensor([0, 1, 1]).to(dtype).to(device)
-            for dtype in (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float64)
-        },
-    }
-    for together in (list(kinds), *([name] for name in kinds)):
-        values = read_values([kinds[name] for name in together])
-        for name, value in zip(together, values, strict=True):
-            wanted = kinds[name].detach().cpu()
-            assert value.device.type == "cpu"
-            assert value.dtype == wanted.dtype, name
-            assert torch.equal(value, wanted), name
-            assert not value.requires_grad
-
-
-def test_values_of_all_kinds_are_read(ranks: Ranks) -> None:
-    ranks.values(read_of_all_kinds, 1)
 
 
 def shared() -> None:

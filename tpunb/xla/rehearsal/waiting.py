@@ -22,10 +22,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
@@ -61,8 +61,23 @@ class WaitTimes:
     """How long the ranks of a failed collective have to publish that they are in it."""
 
 
+_P = TypeVar("_P", bound="_Published")
+
+
+class _Published:
+    """Facts that a rank publishes for the others, as JSON."""
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls: type[_P], text: str | bytes) -> _P:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
 @dataclass(frozen=True)
-class Departure:
+class Departure(_Published):
     """Published by a rank that will make no more collective calls."""
 
     calls: int
@@ -74,17 +89,9 @@ class Departure:
     launches: str
     """The programs that it would have run on a TPU, as `Launches.described`."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Departure:
-        """The inverse of `to_json`."""
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
-class Wait:
+class Wait(_Published):
     """Published by a rank that waits."""
 
     group: str
@@ -94,14 +101,6 @@ class Wait:
     """The number of exchanges that it began, by group, including the one in which it waits."""
     call: str
     """The call, as `RankCall.described`."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Wait:
-        """The inverse of `to_json`."""
-        return cls(**json.loads(text))
 
     def lacks(self, other: Wait) -> bool:
         """True if this rank waits for the one that published `other`."""
