@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
 
 STEPS, BATCH = 4, 3
@@ -17,8 +20,6 @@ STEPS, BATCH = 4, 3
 
 
 def _model() -> Any:
-    import torch
-
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 40), torch.nn.Linear(40, 1)
@@ -27,7 +28,6 @@ def _model() -> Any:
 
 def _loss(model: Any, first: int, last: int, step: int, device: Any = "cpu") -> Any:
     """The mean over the rows `first` to `last` of a step's global batch."""
-    import torch
 
     x = torch.randn(4 * BATCH, 5, generator=torch.Generator().manual_seed(step))
     y = x.sin().sum(1, keepdim=True)
@@ -41,7 +41,6 @@ def _own_rows(rank: int) -> tuple[int, int]:
 
 def alone(world: int, optimizer: str, clip: float | None = None) -> list[float]:
     """The weights after training on one CPU."""
-    import torch
 
     torch.set_num_threads(1)
     model = _model()
@@ -62,10 +61,6 @@ def _flat(state: dict[str, Any]) -> list[float]:
 
 def ddp() -> list[float]:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     model = _model()
@@ -92,10 +87,6 @@ def test_ddp_trains_as_one_process(ranks: Ranks) -> None:
 
 def bucket_views() -> list[bool]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     with pytest.warns(UserWarning, match="gradient_as_bucket_view") as warned:
@@ -117,9 +108,6 @@ def test_ddp_with_bucket_views_warns(ranks: Ranks) -> None:
 
 def fsdp(folder: str) -> dict[str, Any]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
     from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as Fsdp
     from torch_xla.distributed.fsdp import consolidate_sharded_model_checkpoints
 
@@ -172,9 +160,6 @@ def test_fsdp_trains_as_one_process_and_its_checkpoint_is_whole(
 
 def zero(folder: str) -> tuple[list[float], int]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
     from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
     device = torch_xla.device()
@@ -207,10 +192,7 @@ def test_zero_1_trains_as_one_process(ranks: Ranks, tmp_path: Path) -> None:
 
 def checkpointed(backend: str, folder: str) -> list[Any]:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
-    import torch_xla
 
     dist.init_process_group(backend)
     gloo = None if backend == "gloo" else dist.new_group(backend="gloo")

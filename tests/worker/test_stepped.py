@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.drivers.lazy import torch_xla, xm, xr
 from tests.drivers.ranks import Ranks, rehearse
 from tpunb.runs.models import find_difference, read_models
 from tpunb.runs.spec import ModelsCause
@@ -14,33 +19,22 @@ STEPS = 5
 
 
 def net(seed: int = 0) -> Any:
-    import torch
-    import torch_xla
-
     torch.manual_seed(seed)
     layers = torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
     return torch.nn.Sequential(*layers).to(torch_xla.device())
 
 
 def sgd(model: Any, lr: float = 0.1) -> Any:
-    import torch
-
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
 def loss_of(model: Any, rank: int, step: int) -> Any:
-    import torch
-
     generator = torch.Generator().manual_seed(100 * rank + step)
     x = torch.rand(4, 6, generator=generator).to(next(model.parameters()).device)
     return model(x).square().mean()
 
 
 def average(tensors: Any) -> None:
-    import torch
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     with torch.no_grad():
         xm.all_reduce("sum", list(tensors), scale=1 / xr.world_size())
 
@@ -61,8 +55,6 @@ def loop(
     steps: int = STEPS,
 ) -> None:
     """A training; `exchange(model)` comes before each step, `after(loss, optimizer, step)` then."""
-    import torch_xla
-    import torch_xla.runtime as xr
 
     optimizer = optimizer or sgd(model)
     for step in range(steps):
@@ -76,8 +68,6 @@ def loop(
 
 
 def rank_number() -> int:
-    import torch_xla.runtime as xr
-
     return int(xr.global_ordinal())
 
 
@@ -85,9 +75,6 @@ def rank_number() -> int:
 
 
 def by_hand_with_accumulation_and_averaged_copy() -> None:
-    import torch
-    import torch_xla
-
     model, copy = net(), net()
     groups = [
         {"params": model[0].parameters(), "lr": 0.01},
@@ -108,16 +95,11 @@ def by_hand_with_accumulation_and_averaged_copy() -> None:
 
 
 def halves_of_a_gan() -> None:
-    import torch
-    import torch_xla
-
     other = torch.nn.Linear(6, 7).to(torch_xla.device())
     loop([net(), other][rank_number()], nothing)
 
 
 def alike_halves_of_a_gan() -> None:
-    import torch_xla
-
     rank = rank_number()
     generator, critic = net(1), net(2)
     optimizer = sgd(generator if rank == 0 else critic)
@@ -136,22 +118,16 @@ def averaged_at_the_end() -> None:
 
 
 def on_the_cpu_of_one_rank() -> None:
-    import torch
-
     if rank_number() == 0:
         loop(torch.nn.Linear(6, 3), nothing)
 
 
 def inference() -> None:
-    import torch
-
     with torch.no_grad():
         loss_of(net(rank_number()), 0, 0).item()
 
 
 def collected_at_the_end() -> None:
-    import torch_xla.core.xla_model as xm
-
     model = net()
     loop(model, nothing)
     state = {name: value.cpu() for name, value in model.state_dict().items()}
@@ -159,8 +135,6 @@ def collected_at_the_end() -> None:
 
 
 def lbfgs() -> None:
-    import torch
-
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
 
@@ -178,9 +152,7 @@ def lbfgs() -> None:
 
 
 def ddp() -> None:
-    import torch.distributed as dist
     import torch_xla.distributed.xla_backend  # noqa: F401
-    from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("xla", init_method="xla://")
     loop(DistributedDataParallel(net(), broadcast_buffers=False), nothing)
@@ -193,7 +165,6 @@ def fsdp() -> None:
 
 
 def zero() -> None:
-    import torch
     from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
     model = net()
@@ -217,9 +188,6 @@ def local_sgd() -> None:
 
 
 def parts_of_a_layer() -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     model = net(rank_number())
     optimizer = sgd(model)
     for _ in range(STEPS):
@@ -232,8 +200,6 @@ def parts_of_a_layer() -> None:
 
 
 def no_reduction_and_averaged_losses() -> None:
-    import torch_xla.core.xla_model as xm
-
     def log(loss: Any, optimizer: Any, step: int) -> None:
         optimizer.zero_grad()
         xm.all_reduce("sum", loss.detach()).item()
@@ -242,8 +208,6 @@ def no_reduction_and_averaged_losses() -> None:
 
 
 def no_reduction_at_a_low_rate() -> None:
-    import torch
-
     model = net()
     loop(model, nothing, optimizer=torch.optim.Adam(model.parameters(), lr=1e-5))
 
@@ -254,8 +218,6 @@ def other_learning_rates() -> None:
 
 
 def plateau_of_the_local_loss() -> None:
-    import torch
-
     model = net()
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
@@ -267,8 +229,6 @@ def plateau_of_the_local_loss() -> None:
 
 
 def changed_on_one_rank() -> None:
-    import torch
-
     model = net()
 
     def load(loss: Any, optimizer: Any, step: int) -> None:

@@ -6,14 +6,13 @@ import ctypes
 import time
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
 
 
 def shared() -> None:
-    import torch
-    import torch_xla
-
     from tpunb.xla.rehearsal import buffers
     from tpunb.xla.rehearsal.tensors import read_values
 
@@ -44,9 +43,6 @@ def test_memory_is_shared_with_xla(ranks: Ranks) -> None:
 
 
 def changed_in_place() -> list[float]:
-    import torch
-    import torch_xla
-
     from tpunb.xla.rehearsal import buffers
 
     plain = buffers.memory.empty(1 << 20, torch.float32).fill_(1.0)
@@ -66,8 +62,6 @@ def test_tensors_given_to_xla_can_be_changed_in_place(ranks: Ranks) -> None:
 
 
 def used_again() -> None:
-    import torch
-
     from tpunb.xla.rehearsal import buffers
 
     memory, count = buffers.memory, 1 << 20
@@ -96,7 +90,6 @@ def used_again() -> None:
 
 def lent() -> None:
     """XLA's own thread never drops the last reference to a Python object."""
-    import torch
 
     from tpunb.xla.rehearsal import buffers
 
@@ -117,10 +110,6 @@ def test_buffers_are_reused_after_xla_releases_them(ranks: Ranks) -> None:
 
 def of_all_sizes() -> list[float]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import transport, wire
 
     device = torch_xla.device()

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
 
 Array = np.ndarray[Any, Any]
@@ -77,8 +79,6 @@ class Plan(SimpleNamespace):
 
     def __init__(self, plan: dict[str, Any], rank: int, world: int) -> None:
         super().__init__(**plan, rank=rank, world=world)
-        import torch
-        import torch_xla
 
         if self.operation.startswith("functional"):
             self.dim = 0
@@ -103,7 +103,6 @@ class Plan(SimpleNamespace):
 
     def tensor(self, index: int = 0, *, shares: bool = False) -> Any:
         """This rank's input, on the device, in the plan's layout."""
-        import torch
 
         value = torch.from_numpy(self.brought(self.rank, index, shares=shares)).to(self.type)
         if value.dim() and self.layout == "turned":
@@ -124,14 +123,11 @@ class Plan(SimpleNamespace):
 
     def scaled(self, value: Array) -> Any:
         """The scale as a tensor: XLA casts it from float32 to the tensor's type first."""
-        import torch
 
         scale = torch.tensor(np.float32(self.scale)).to(self.type)
         return self.expected(value) if self.scale == 1.0 else self.expected(value) * scale
 
     def expected(self, value: Array) -> Any:
-        import torch
-
         return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)).to(self.type)
 
     def share(self, value: Array) -> Array:
@@ -143,8 +139,6 @@ class Plan(SimpleNamespace):
 
 
 def _all_reduce(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
     tensors = p.tensors()
     single = xm.all_reduce(p.reduce, tensors[0], scale=p.scale, **p.options)
     assert xm.all_reduce(p.reduce, tensors, scale=p.scale, **p.options) is tensors
@@ -153,9 +147,6 @@ def _all_reduce(p: Plan) -> Any:
 
 
 def _all_gather(p: Plan) -> Any:
-    import torch
-    import torch_xla.core.xla_model as xm
-
     tensors = p.tensors()
     expected = [
         p.expected(np.concatenate([p.brought(rank, index) for rank in p.group], p.dim))
@@ -178,8 +169,6 @@ def _all_gather(p: Plan) -> Any:
 
 
 def _reduce_scatter(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
     tensors = p.tensors(shares=True)
     expected = [p.scaled(p.share(p.reduced(index, shares=True))) for index in range(p.count)]
     args = (p.scale, p.dim, len(p.group))
@@ -193,8 +182,6 @@ def _reduce_scatter(p: Plan) -> Any:
 
 
 def _all_to_all(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
     tensor = p.tensor(shares=True)
     found = xm.all_to_all(tensor, p.dim, p.to_dim, len(p.group), p.groups, p.pin)
     parts = [p.share(p.brought(rank, shares=True)) for rank in p.group]
@@ -202,8 +189,6 @@ def _all_to_all(p: Plan) -> Any:
 
 
 def _permute(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
     found = xm.collective_permute(p.tensor(), p.pairs)
     sources = {target: source for source, target in p.pairs}
     sent = p.brought(sources.get(p.rank, p.rank))
@@ -211,9 +196,6 @@ def _permute(p: Plan) -> Any:
 
 
 def _broadcast(p: Plan) -> Any:
-    import torch
-    import torch_xla.core.xla_model as xm
-
     tensors = [tensor.clone() for tensor in p.tensors()]
     functional = torch.ops._c10d_functional.broadcast(tensors[0], p.root, "")
     xm.collective_broadcast(tensors, p.root, pin_layout=p.pin)
@@ -222,30 +204,22 @@ def _broadcast(p: Plan) -> Any:
 
 
 def _functional_all_reduce(p: Plan) -> Any:
-    import torch
-
     found = torch.ops._c10d_functional.all_reduce(p.tensor(), p.reduce, "")
     return [found], [p.expected(p.reduced())]
 
 
 def _functional_all_gather(p: Plan) -> Any:
-    import torch
-
     found = torch.ops._c10d_functional.all_gather_into_tensor(p.tensor(), p.world, "")
     return [found], [p.expected(np.concatenate([p.brought(rank) for rank in p.group]))]
 
 
 def _functional_reduce_scatter(p: Plan) -> Any:
-    import torch
-
     scatter = torch.ops._c10d_functional.reduce_scatter_tensor
     found = scatter(p.tensor(shares=True), p.reduce, p.world, "")
     return [found], [p.expected(p.share(p.reduced(shares=True)))]
 
 
 def _functional_all_to_all(p: Plan) -> Any:
-    import torch
-
     sizes = [p.shape[0]] * p.world if p.pin else []
     found = torch.ops._c10d_functional.all_to_all_single(p.tensor(shares=True), sizes, sizes, "")
     parts = [p.share(p.brought(rank, shares=True)) for rank in p.group]
@@ -268,8 +242,6 @@ OPERATIONS = {
 
 def carried_out(todo: list[dict[str, Any]]) -> int:
     rank, world = rehearse()
-    import torch
-
     late = random.Random(rank)
     for plan in todo:
         if late.random() < 0.2:
@@ -337,9 +309,6 @@ def test_each_collective_with_each_type_matches_numpy(ranks: Ranks, operation: s
 
 def extremes() -> dict[str, list[Any]]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     def all_of(reduce_type: str, values: list[Any], dtype: torch.dtype) -> list[Any]:
         x = torch.tensor(values[rank], dtype=dtype, device=torch_xla.device())

@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
 from tests.support import Driver
 from tpunb.xla.rehearsal.call import RankCall
@@ -60,10 +62,7 @@ def test_graph_difference_in_words(one: Any, other: Any, words: str) -> None:
 def trained(*kinds: str) -> list[str]:
     """Four steps of training, with differences on some ranks."""
     rank, _ = rehearse()
-    import torch
     import torch.nn.functional as F  # noqa: N812
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     from tpunb.xla.rehearsal import divergence
 
@@ -227,10 +226,6 @@ def test_divergence_of_tensor_names_in_words() -> None:
 def reduced(how: str) -> list[str]:
     """Gradients of two parameters of one shape, reduced one after the other."""
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
 
     said: list[str] = []
@@ -278,10 +273,6 @@ def test_divergence_of_names_alone_is_none(ranks: Ranks, how: str) -> None:
 def metrics(how: str) -> list[str]:
     """Two metrics, averaged one after the other, three times."""
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
 
     said: list[str] = []
@@ -337,10 +328,6 @@ def test_divergence_limit_is_independent_for_each_group() -> None:
 def looked(count: int) -> tuple[int, int]:
     """How often programs were hashed in so many calls, on a rank with little time for it."""
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
 
     divergence.SHARE = 1e-9

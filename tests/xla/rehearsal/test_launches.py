@@ -11,8 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
+from tpunb.xla.rehearsal.errors import CollectiveError, LaunchMismatchError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
@@ -21,9 +24,6 @@ class Step:
     """One step of a training, to which the cases below add something."""
 
     def __init__(self, rank: int) -> None:
-        import torch
-        import torch_xla
-
         self.rank = rank
         self.master = rank == 0
         self.device = torch_xla.device()
@@ -33,25 +33,18 @@ class Step:
         torch_xla.sync()
 
     def backward(self) -> Any:
-        import torch
-
         self.optimizer.zero_grad()
         loss = self.model(torch.full((3, 4), 1.0 + self.rank).to(self.device)).square().mean()
         loss.backward()
         return loss.detach()
 
     def update(self, **options: Any) -> Any:
-        import torch_xla.core.xla_model as xm
-
         loss = self.backward()
         xm.optimizer_step(self.optimizer, **options)
         return loss
 
 
 def reads_a_sum(step: Step, read: Callable[[Any], object]) -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         total = xm.all_reduce("sum", step.update(), scale=0.5)
         if step.master:
@@ -60,9 +53,6 @@ def reads_a_sum(step: Step, read: Callable[[Any], object]) -> None:
 
 
 def copies_weights(step: Step, copied: Callable[[Any], object], later: bool = False) -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         loss = step.update()
         if later:
@@ -73,10 +63,6 @@ def copies_weights(step: Step, copied: Callable[[Any], object], later: bool = Fa
 
 
 def prints_a_gradient_norm(step: Step) -> None:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         step.backward()
         xm.reduce_gradients(step.optimizer)
@@ -88,9 +74,6 @@ def prints_a_gradient_norm(step: Step) -> None:
 
 
 def syncs_alone(step: Step) -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         loss = step.update(barrier=step.master)
         xm.all_reduce("sum", loss)
@@ -105,8 +88,6 @@ def never_syncs(step: Step) -> None:
 
 
 def master_prints(step: Step) -> None:
-    import torch_xla.core.xla_model as xm
-
     reads_a_sum(step, lambda total: xm.master_print(total))
 
 
@@ -133,9 +114,6 @@ MISTAKES: dict[str, Callable[[Step], None]] = {
 
 def mistakes(names: list[str]) -> dict[str, str]:
     rank, _ = rehearse()
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import LaunchMismatchError
     from tpunb.xla.rehearsal.launches import launches
 
     found = {}
@@ -163,10 +141,6 @@ def test_mismatched_graph_execution_is_an_error_on_all_ranks(ranks: Ranks) -> No
 
 def legal() -> list[str]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
     from tpunb.xla.rehearsal.install import end_rehearsal
 
@@ -221,11 +195,6 @@ def ends(kind: str) -> str:
     rank, _ = rehearse()
     import time
 
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
     from tpunb.xla.rehearsal.install import end_rehearsal
 
     x = torch.ones(2, device=torch_xla.device())

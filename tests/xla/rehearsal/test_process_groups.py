@@ -9,8 +9,12 @@ import socket
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
+from tpunb.xla.rehearsal.errors import CollectiveError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
@@ -26,10 +30,6 @@ def free_port() -> int:
 
 def meetings(free: int) -> list[Any]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     found: list[Any] = []
 
     def summed(device: Any, **options: Any) -> None:
@@ -66,13 +66,6 @@ def test_process_groups_meet_in_every_way_one_after_the_other(ranks: Ranks) -> N
 
 def meets_nobody(way: str) -> str:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
-
     if way == "env://":
         os.environ["MASTER_PORT"] = "1"  # nobody could serve it
     try:
@@ -95,9 +88,6 @@ def test_mismatch_names_a_rank_missing_in_init_process_group(ranks: Ranks, way: 
 
 def launched() -> list[float]:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
     from torch_xla._internal import pjrt
 
     from tpunb.xla import launchers
@@ -128,10 +118,6 @@ def test_a_process_group_ends_with_its_launch(ranks: Ranks) -> None:
 
 def every_collective() -> dict[str, Any]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
 
@@ -230,10 +216,6 @@ def test_process_group_collectives(ranks: Ranks) -> None:
 
 def sub_groups() -> list[Any]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     # torch_xla turns the first into [[0, 1], [2, 3]], and the second into [[0, 2], [1, 3]].
@@ -288,10 +270,6 @@ def keep_gloo() -> None:
 def beside(backend: str) -> list[Any]:
     rank, world = rehearse()
     keep_gloo()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     dist.init_process_group(backend)
     gloo = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
@@ -313,9 +291,6 @@ def test_a_gloo_group_of_the_user_beside_ours(ranks: Ranks, backend: str) -> Non
 def on_the_cpu(backend: str) -> list[str]:
     rehearse()
     keep_gloo()
-    import torch
-    import torch.distributed as dist
-    import torch_xla.core.xla_model as xm
 
     dist.init_process_group(backend)
     found = []

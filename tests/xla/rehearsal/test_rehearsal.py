@@ -13,15 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm, xr
 from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
+from tpunb.xla.rehearsal import errors
+from tpunb.xla.rehearsal.errors import MismatchError, NotRehearsedError, PeerLostError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
 
 def asked_before_the_fork() -> int:
-    import torch_xla.runtime as xr
-
     assert xr.world_size() == 1  # torch_xla keeps this answer
     rehearse()
     return xr.world_size()
@@ -33,10 +35,6 @@ def test_world_size_asked_before_the_fork_is_not_cached(ranks: Ranks) -> None:
 
 def reduced_in_16_bits() -> list[float]:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     device = torch_xla.device()
     # 256 + 1 is 256 in bfloat16, so adding one after the other in it gives 256.
     value = torch.tensor(256.0 if rank == 0 else 1.0, dtype=torch.bfloat16, device=device)
@@ -50,10 +48,6 @@ def test_16_bit_floats_are_reduced_in_32_bits_and_overflow_as_on_a_tpu(ranks: Ra
 
 def step_closures() -> tuple[list[str], list[str], bool]:
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     ran: list[str] = []
     x = torch.ones(2, device=torch_xla.device())
     xm.add_step_closure(ran.append, args=("closure",))
@@ -74,12 +68,6 @@ def test_a_collective_runs_no_step_closures_and_draws_no_random_numbers(ranks: R
 def disagreeing() -> dict[str, str]:
     """The error of each call in which the ranks differ."""
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import MismatchError
-
     device = torch_xla.device()
     x, square = torch.ones(3, device=device), torch.ones(3, 3, device=device)
     odd = torch.ones(3, 3 + rank, device=device)
@@ -150,10 +138,6 @@ def test_mismatch_error_on_every_rank_lists_the_calls(ranks: Ranks) -> None:
 def refused() -> dict[str, str]:
     """The error of each call that would fail on a TPU."""
     _, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     x = torch.ones(4, 4, device=torch_xla.device())
     whole = x.long()
     calls: dict[str, Callable[[], object]] = {
@@ -210,12 +194,6 @@ def test_collective_arguments_that_fail_on_a_tpu_are_explained(ranks: Ranks) -> 
 
 def leaving(how: str) -> tuple[str, str, str]:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal import errors
-
     x = torch.ones(2, device=torch_xla.device())
     xm.all_reduce("sum", x)
     if rank == 1 and how == "returns":
@@ -250,13 +228,10 @@ def wait_for(*files: str) -> None:
 
 
 def late(when: str, folder: str) -> tuple[str, str]:
-    from tpunb.xla.rehearsal import errors, waiting, wire
+    from tpunb.xla.rehearsal import waiting, wire
 
     assert wire.TIMEOUT == 300.0
     rank, _ = rehearse(timeout=3.0, times=waiting.WaitTimes(inquiry=0.5))
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     x = torch.ones(2, device=torch_xla.device())
     if when == "later":
@@ -311,12 +286,6 @@ def interrupt_the_wait() -> None:
 
 def interrupted(when: str, folder: str) -> str:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal import errors
-
     x = torch.ones(2, device=torch_xla.device())
     if when == "later":
         xm.all_reduce("sum", x)
@@ -343,12 +312,7 @@ def test_interrupt_ends_a_wait_in_a_collective(ranks: Ranks, when: str, tmp_path
 
 def not_rehearsed() -> None:
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla import private_names
-    from tpunb.xla.rehearsal.errors import NotRehearsedError
 
     x = torch.ones(4, 4, device=torch_xla.device())
     for call in (
@@ -374,10 +338,6 @@ def reduced_in_a_thread() -> list[float]:
     rehearse()
     import threading
 
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     device = torch_xla.device()
     sums: list[float] = []
 
@@ -400,11 +360,6 @@ def test_a_thread_may_reduce_while_the_main_thread_computes(ranks: Ranks) -> Non
 
 def in_a_child() -> str:
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal import errors
     from tpunb.xla.rehearsal.call import RankCall
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
@@ -433,8 +388,6 @@ def test_a_child_of_a_rank_cannot_take_part(ranks: Ranks) -> None:
 
 def quiet() -> None:
     rehearse()
-    import torch_xla.core.xla_model as xm
-
     os.write(1, b"before\n")
     xm.rendezvous("first")
     os.write(1, b"after\n")
@@ -462,13 +415,9 @@ def test_missing_torch_elastic_store_is_explained(ranks: Ranks) -> None:
 
 def wrong(mistake: str) -> str:
     """Make a mistake on rank 3, the second on the second host; return the error of this rank."""
-    from tpunb.xla.rehearsal import errors, install
+    from tpunb.xla.rehearsal import install
 
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     x = torch.ones(4, device=torch_xla.device())
     xm.all_reduce("sum", [x])
     try:
@@ -526,12 +475,6 @@ def test_mismatch_and_lost_rank_errors_name_the_host(ranks: Ranks, mistake: str,
 def without_store(folder: str) -> str:
     """Wait for rank 3, which ends the process that serves the store, and does not take part."""
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import PeerLostError
-
     x = torch.ones(4, device=torch_xla.device())
     xm.all_reduce("sum", [x])
     told = [Path(folder, str(other)) for other in range(world - 1)]

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xf, xm
 from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
 
 BATCH, STEPS = 16, 6
@@ -28,10 +30,6 @@ each rank rounds the gradients of its own part of the batch to 8 bits.
 
 def trained(kind: str, rank: int, world: int) -> tuple[list[float], list[float]]:
     """The losses of the global batch, and all weights and running means."""
-    import torch
-    import torch_xla
-    import torch_xla.core.functions as xf
-    import torch_xla.core.xla_model as xm
 
     torch.manual_seed(0)
     features, labels = torch.randn(BATCH, 6), torch.arange(BATCH) % 3
@@ -95,11 +93,6 @@ def test_training_on_ranks_and_hosts_equals_one_process(ranks: Ranks) -> None:
 
 def met(folder: str) -> dict[str, Any]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.functions as xf
-    import torch_xla.core.xla_model as xm
-
     device = torch_xla.device()
     x = torch.ones(world, 2, device=device) * rank
     data = {"tensor": x[0], "list": [rank, "text"], "none": None}
@@ -151,9 +144,6 @@ def mixed(between: str) -> list[str]:
         os.environ["XLA_ALWAYS_ALLREDUCE"] = "1"
     else:
         rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     from tpunb.xla.rehearsal import divergence
 

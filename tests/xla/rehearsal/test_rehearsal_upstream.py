@@ -11,7 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from tests.drivers.lazy import met, torch_xla
 from tests.drivers.ranks import Ranks, rehearse
 
 
@@ -23,8 +27,6 @@ def _seen(tensor: Any) -> list[Any]:
 def in_place(rehearsed: bool) -> dict[str, Any]:
     if rehearsed:
         rehearse()
-    import torch
-    import torch_xla
 
     xlac, device = torch_xla._XLAC, torch_xla.device()
     found: dict[str, Any] = {}
@@ -87,8 +89,6 @@ def in_place(rehearsed: bool) -> dict[str, Any]:
 def outputs(rehearsed: bool) -> dict[str, Any]:
     if rehearsed:
         rehearse()
-    import torch
-    import torch_xla
 
     xlac, device = torch_xla._XLAC, torch_xla.device()
     found: dict[str, Any] = {}
@@ -124,8 +124,6 @@ class Calls:
     def __init__(self, rehearsed: bool) -> None:
         if rehearsed:
             rehearse()
-        import torch
-        import torch_xla
 
         self.xlac: Any = torch_xla._XLAC
         self.device = torch_xla.device()
@@ -162,8 +160,6 @@ class Calls:
 
 def results(rehearsed: bool) -> dict[str, Any]:
     c = Calls(rehearsed)
-    import torch
-    import torch_xla.debug.metrics as met
 
     found: dict[str, Any] = {}
     x, functional = c.x, c.functional
@@ -205,7 +201,6 @@ def results(rehearsed: bool) -> dict[str, Any]:
 
 def refusals(rehearsed: bool) -> dict[str, Any]:
     c = Calls(rehearsed)
-    import torch
 
     x, functional = c.x, c.functional
     calls: dict[str, Callable[[], Any]] = {
@@ -267,11 +262,7 @@ def test_rehearsal_with_one_rank_equals_torch_xla(
 def grads_without_all_reduce(gradient_as_bucket_view: bool) -> list[bool]:
     """For upstream's own functions: True for each gradient whose program lacks the all-reduce."""
     os.environ["XLA_ALWAYS_ALLREDUCE"] = "1"  # else it is left out where there is one replica
-    import torch
-    import torch.distributed as dist
-    import torch_xla
     import torch_xla.distributed.xla_backend
-    from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
@@ -287,11 +278,6 @@ def grads_without_all_reduce(gradient_as_bucket_view: bool) -> list[bool]:
 
 def rehearsed_grads(gradient_as_bucket_view: bool) -> list[Any]:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    from torch.nn.parallel import DistributedDataParallel
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1))

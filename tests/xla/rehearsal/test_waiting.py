@@ -7,8 +7,12 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
+from tpunb.xla.rehearsal.errors import CollectiveError
 
 
 def wait(*members: int, number: int = 1, **others: int) -> tuple[Any, ...]:
@@ -44,12 +48,6 @@ def test_deadlock_cycle_detection(waits: dict[int, Any], found: list[int]) -> No
 
 def permuted(pairs: list[list[list[int]]]) -> str:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
-
     x = torch.full((3,), float(rank), device=torch_xla.device())
     try:
         xm.collective_permute(x, pairs[rank])
@@ -89,12 +87,6 @@ def sent_in_a_circle() -> str:
     rank, world = rehearse()
     import warnings
 
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
-
     dist.init_process_group("xla", init_method="xla://")
     x = torch.full((3,), float(rank), device=torch_xla.device())
     with warnings.catch_warnings(record=True) as said:
@@ -122,11 +114,6 @@ def test_deadlock_of_sending_ranks_is_named(
 
 def passed_on() -> float:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     dist.init_process_group("xla", init_method="xla://")
     x = torch.full((3,), 1.0 + rank, device=torch_xla.device())
     for source, target in ([0, 1], [1, 2]) if rank < 2 else ([1, 2],):
