@@ -12,9 +12,7 @@ import pytest
 
 from tests.support import Driver
 
-pytestmark = [
-    pytest.mark.usefixtures("lent"),
-]  # the libraries alone take seconds to import
+pytestmark = [pytest.mark.usefixtures("lent")]  # the libraries alone take seconds to import
 
 
 TRAINER = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import Kernel
+from tests.drivers.kernel import ROOT, Kernel
 from tests.drivers.preludes import FORKED, REFUSED
 from tests.drivers.ranks import Ranks
 from tests.worker.test_fork_safety import OFTEN, check_fork, check_refusal
@@ -172,17 +172,12 @@ for step in range(30):
 
 
 @pytest.mark.usefixtures("lent")
-def test_recompile_notes_of_a_uniform_run_only_mention_reads(
-    nb: Kernel,
-) -> None:
+def test_recompile_notes_of_a_uniform_run_only_mention_reads(nb: Kernel) -> None:
     quiet = nb.run(CLEAN.format(read="pass")).good()
     assert "ranks" not in quiet.stdout, quiet.stdout
     reading = nb.run(CLEAN.format(read="loss.item()")).good()
     [told] = set(re.findall(r"(?:rank \d|the ranks)[: ](.*)", reading.stdout))
     assert told.startswith(" a number is read from the device at every step"), reading.stdout
-
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("library", [name for name in FORKED if name not in OFTEN])

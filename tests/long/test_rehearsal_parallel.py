@@ -28,7 +28,6 @@ def _model() -> Any:
 
 def _loss(model: Any, first: int, last: int, step: int, device: Any = "cpu") -> Any:
     """The mean over the rows `first` to `last` of a step's global batch."""
-
     x = torch.randn(4 * BATCH, 5, generator=torch.Generator().manual_seed(step))
     y = x.sin().sum(1, keepdim=True)
     own, wanted = x[first:last].to(device), y[first:last].to(device)
@@ -41,7 +40,6 @@ def _own_rows(rank: int) -> tuple[int, int]:
 
 def alone(world: int, optimizer: str, clip: float | None = None) -> list[float]:
     """The weights after training on one CPU."""
-
     torch.set_num_threads(1)
     model = _model()
     kind: Any = getattr(torch.optim, optimizer)

@@ -17,7 +17,7 @@ from tests.fakes.hosts import Pod
 from tpunb.utils.errors import INSTALL_XLA
 
 pytestmark = [
-    pytest.mark.usefixtures("starts_processes"),
+    pytest.mark.usefixtures("starts_processes")
 ]  # each imports torch_xla in new processes
 
 SCRIPT = """

@@ -105,7 +105,7 @@ finally:
             [
                 r"rank 1: rendezvous 'end'\n +cell \[2\], line 7: xm\.rendezvous\(\"end\"\)\n"
                 r" +after ValueError: the cause\n"
-                r" +cell \[2\], line 4: raise ValueError\(\"the cause\"\)",
+                r" +cell \[2\], line 4: raise ValueError\(\"the cause\"\)"
             ],
             id="an exception that a collective in finally hides",
         ),

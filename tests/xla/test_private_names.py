@@ -55,10 +55,7 @@ torch_xla.core.xla_model.xla_rendezvous(payload, ordinals, tag)
 written the same way."""
 REPLACED = ("collective", "refused", "launcher", "meeting", "compiler")
 
-NO_FUNCTIONS = {
-    "torch.distributed.rendezvous._rendezvous_handlers",
-    "torch_xla.torch_xla.dist",
-}
+NO_FUNCTIONS = {"torch.distributed.rendezvous._rendezvous_handlers", "torch_xla.torch_xla.dist"}
 
 
 PACKAGE = Path(private_names.__file__).parents[1]

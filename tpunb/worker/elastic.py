@@ -67,12 +67,7 @@ class ForkingAgent(SimpleElasticAgent):
     """Forks the ranks of one run and watches them."""
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        host: Host,
-        run: RunDir,
-        reports: MessageWriter,
-        become: Become,
+        self, spec: WorkerSpec, host: Host, run: RunDir, reports: MessageWriter, become: Become
     ) -> None:
         super().__init__(spec)
         self._host = host

@@ -247,8 +247,7 @@ def _report_error(error: BaseException, task: Assignment) -> None:
     """Describe the error in error.json and on the rank's standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop is too late to matter
     task.mark.fail(
-        cells.describe_error(error, task.run, task.spec),
-        task.run.error(task.attempt, task.rank),
+        cells.describe_error(error, task.run, task.spec), task.run.error(task.attempt, task.rank)
     )
     if not isinstance(error, KeyboardInterrupt):
         cells.print_error(error, task.run, task.spec)

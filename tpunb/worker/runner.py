@@ -19,24 +19,10 @@ from typing import NoReturn
 
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
-from tpunb.runs.protocol import (
-    ForkRunner,
-    MessageWriter,
-    PreludeNotForkable,
-    RunnerExits,
-)
+from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, descriptors, env_vars, files
-from tpunb.worker import (
-    cells,
-    elastic,
-    figures,
-    fork_safety,
-    kept_device,
-    rank,
-    stdio,
-    values_read,
-)
+from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, stdio, values_read
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
 from tpunb.worker.prelude import Prelude, PreludeCopier

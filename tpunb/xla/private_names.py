@@ -77,7 +77,7 @@ _WHY: Mapping[tuple[str, NameKind], Mapping[str, str]] = {
         "_WORLD_SIZE _ORDINAL": (
             "xr.world_size() and xr.global_ordinal() cache their first answer here, and the "
             "prelude may have called them before the fork"
-        ),
+        )
     },
     (XLAC, "collective"): {
         "_xla_all_reduce _xla_all_reduce_inplace": (
@@ -100,7 +100,7 @@ _WHY: Mapping[tuple[str, NameKind], Mapping[str, str]] = {
         "all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single": (
             "torch.distributed in torch.compile, and xm.all_reduce without scale, groups and list, "
             "so that dynamo can trace it"
-        ),
+        )
     },
     ("torch_xla.core.xla_model", "collective"): {
         "_all_gather_using_all_reduce": (
@@ -174,23 +174,23 @@ _WHY: Mapping[tuple[str, NameKind], Mapping[str, str]] = {
         ),
     },
     ("torch_xla.core.xla_model", "read"): {
-        "_run_step_closures": "its frame: values that step closures read do not slow the loop",
+        "_run_step_closures": "its frame: values that step closures read do not slow the loop"
     },
     ("torch_xla._internal.tpu", "read"): {
         "num_available_chips configure_one_chip_topology configure_topology": (
             "a rank's own chip: how many there are, and the environment that selects one"
-        ),
+        )
     },
     ("torch_xla._internal.pjrt", "read"): {
-        "initialize_singleprocess": "a rank starts the runtime as torch_xla's own launcher does",
+        "initialize_singleprocess": "a rank starts the runtime as torch_xla's own launcher does"
     },
     ("torch_xla.distributed.parallel_loader.MpDeviceLoader", "attribute"): {
-        "_loader _parallel_loader": "the loader inside is replaced, in a copy",
+        "_loader _parallel_loader": "the loader inside is replaced, in a copy"
     },
     ("torch_xla.distributed.parallel_loader.ParallelLoader", "attribute"): {
         "_loader_worker _cpu_loader _exception_queue": (
             "the thread that reads the data set, its loader, and the queue for its errors"
-        ),
+        )
     },
     ("torch", "read"): {
         "_is_functional_tensor _sync _from_functional_tensor": (
@@ -203,69 +203,65 @@ _WHY: Mapping[tuple[str, NameKind], Mapping[str, str]] = {
     ("torch.Tensor", "attribute"): {
         "_version _is_view _use_count": (
             "whether a tensor was changed in place, is a view, or shares its memory"
-        ),
+        )
     },
-    ("torch.UntypedStorage", "attribute"): {
-        "_cdata": "the argument of _storage_Use_Count",
-    },
+    ("torch.UntypedStorage", "attribute"): {"_cdata": "the argument of _storage_Use_Count"},
     ("torch._C", "read"): {
         "_storage_Use_Count": (
             "whether XLA has released memory that it took over, so that the memory can be reused"
-        ),
+        )
     },
     ("torch.autograd.Variable", "attribute"): {
         "_execution_engine": (
             "every backward pass goes through its run_backward: the first is noticed"
-        ),
+        )
     },
-    ("torch._ops", "read"): {
-        "OpOverload": "the operators of a graph: which are collectives?",
-    },
+    ("torch._ops", "read"): {"OpOverload": "the operators of a graph: which are collectives?"},
     ("torch._C._distributed_c10d.ProcessGroupGloo", "attribute"): {
         "_Options _allgather_base": (
             "gloo without a process group of the user's: large tensors of rehearsed collectives"
-        ),
+        )
     },
     ("torch_xla._dynamo.dynamo_bridge", "compiler"): {
         "extract_compiled_graph_helper": (
             "torch.compile: a graph with collectives is run by lazy tensors, all others as usual"
-        ),
+        )
     },
     ("torch.distributed.rendezvous", "meeting"): {
         "_rendezvous_handlers _create_c10d_store": (
             "the rendezvous of init_process_group: of xla://, and the store of env://"
-        ),
+        )
     },
     ("torch_xla._internal.pjrt", "launcher"): {
         "spawn run_multiprocess": (
             "torch_xla.launch and xmp.spawn end here, however they were imported"
-        ),
+        )
     },
     ("torch_xla.torch_xla", "launcher"): {
-        "dist": "torch_xla.launch checks with it for torch elastic, to pass the local rank",
+        "dist": "torch_xla.launch checks with it for torch elastic, to pass the local rank"
     },
     ("torch_xla.distributed.parallel_loader", "loader"): {
         "ParallelLoader": (
             "_loader_worker is replaced: an error in the data set silently ends the loop; "
             "next_item is timed, as below"
-        ),
+        )
     },
     ("torch.utils.data.dataloader", "loader"): {
-        "_BaseDataLoaderIter": "__next__ is timed: how long the loop waits for its input",
+        "_BaseDataLoaderIter": "__next__ is timed: how long the loop waits for its input"
     },
     ("accelerate.launchers", "launcher"): {
         "notebook_launcher": (
             "starts processes; accelerate and the user hold the function itself, so its code is "
             "replaced"
-        ),
+        )
     },
     ("torch_xla._internal.tpu", "identity"): {
         "num_available_devices": (
             "Lightning's accelerator='tpu' uses as many cores as this counts on the PCI bus"
-        ),
+        )
     },
     ("torch_xla.amp.autocast_mode", "identity"): {
-        "xm": "torch_xla.amp.autocast checks with it whether the device is a TPU, and fails if not",
+        "xm": "torch_xla.amp.autocast checks with it whether the device is a TPU, and fails if not"
     },
 }
 

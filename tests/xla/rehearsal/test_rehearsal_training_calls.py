@@ -14,13 +14,7 @@ from tests.drivers.lazy import torch_xla, xf, xm
 from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
 
 BATCH, STEPS = 16, 6
-CLOSE = {
-    "SGD": 1e-5,
-    "AdamW": 1e-4,
-    "batch norm": 1e-5,
-    "accumulation": 1e-5,
-    "autocast": 1e-2,
-}
+CLOSE = {"SGD": 1e-5, "AdamW": 1e-4, "batch norm": 1e-5, "accumulation": 1e-5, "autocast": 1e-2}
 """Relative tolerance of each loss and weight; a tenth of it is the absolute one.
 
 A mean over more ranks is summed in another order, which AdamW amplifies; with bfloat16 autocast
@@ -30,7 +24,6 @@ each rank rounds the gradients of its own part of the batch to 8 bits.
 
 def trained(kind: str, rank: int, world: int) -> tuple[list[float], list[float]]:
     """The losses of the global batch, and all weights and running means."""
-
     torch.manual_seed(0)
     features, labels = torch.randn(BATCH, 6), torch.arange(BATCH) % 3
     torch.manual_seed(rank)

@@ -1,6 +1,6 @@
 """The collectives of a rehearsal: XLA tensor → CPU → gloo → XLA tensor.
 
-Each function has the signature of the torch_xla function that it replaces (2.8, 2.9), so that
+Each function takes the arguments of the torch_xla function that it replaces (2.8, 2.9), so that
 torch_xla's own Python code calls it unchanged. Calls that XLA's compiler or torch_xla refuses on a
 TPU are refused in a rehearsal, too.
 """
@@ -113,12 +113,7 @@ class AllReduce(_Collective):
     """All ranks get the reduction of their tensors."""
 
     def new(
-        self,
-        reduce_type: str,
-        tensor: torch.Tensor,
-        scale: float,
-        groups: Groups,
-        pin_layout: bool,
+        self, reduce_type: str, tensor: torch.Tensor, scale: float, groups: Groups, pin_layout: bool
     ) -> torch.Tensor:
         """`_XLAC._xla_all_reduce`: a new leaf tensor with the input's requires_grad."""
         increment_counter("AllReduce")
@@ -366,12 +361,7 @@ class ReduceScatter(_Collective):
         return on_device(value, tensor, gradient=True), token
 
     def out(
-        self,
-        reduce_type: str,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        token: Token,
-        *args: Any,
+        self, reduce_type: str, output: torch.Tensor, tensor: torch.Tensor, token: Token, *args: Any
     ) -> Token:
         """`_XLAC._xla_reduce_scatter_out`. `args`: those of `values`, here and below."""
         increment_counter("ReduceScatterOut")

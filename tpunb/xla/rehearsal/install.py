@@ -283,10 +283,7 @@ class Rendezvous:
 
     @dynamo.opaque_to_dynamo
     def meet(
-        self,
-        payload: bytes = b"",
-        ordinals: Sequence[int] | None = None,
-        tag: str | None = None,
+        self, payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
     ) -> list[bytes]:
         """`xm.xla_rendezvous`: run pending work, wait for all ranks, return their payloads."""
         if ordinals and len(ordinals) != xr.global_device_count():

@@ -221,11 +221,7 @@ class Connections:
         return group.backend, group
 
     def exchange_headers(
-        self,
-        header: bytes,
-        payload: torch.Tensor | None,
-        members: Sequence[int],
-        call: RankCall,
+        self, header: bytes, payload: torch.Tensor | None, members: Sequence[int], call: RankCall
     ) -> Mesh | GlooMesh:
         """Send all members a header, and the payload if there is room; receive theirs."""
         group = self.group(members, call)

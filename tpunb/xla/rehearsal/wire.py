@@ -66,10 +66,7 @@ class Wire:
 
     @contextlib.contextmanager
     def exchange(
-        self,
-        call: RankCall,
-        members: Sequence[int],
-        payload: torch.Tensor | None = None,
+        self, call: RankCall, members: Sequence[int], payload: torch.Tensor | None = None
     ) -> Iterator[list[int]]:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
