@@ -163,10 +163,7 @@ REFUSED = {
         "leaves 2 threads running (QueueFeederThread, Thread-",
     ),
     "jax array": ("import jax.numpy as jnp\njnp.ones(3) + 1", " threads running ("),
-    "tensorflow tensor": (
-        "import tensorflow as tf\ntf.constant([1, 2]) + 1",
-        " threads running (",
-    ),
+    "tensorflow tensor": ("import tensorflow as tf\ntf.constant([1, 2]) + 1", " threads running ("),
     "tensorstore": (
         "import tensorstore as ts\n"
         "spec = {'driver': 'zarr', 'kvstore': {'driver': 'memory'}}\n"

@@ -71,12 +71,7 @@ class Ranks:
         self._runs = 0
 
     def run(
-        self,
-        function: Any,
-        count: int,
-        *args: object,
-        hosts: Sequence[Where] = (),
-        **env: str,
+        self, function: Any, count: int, *args: object, hosts: Sequence[Where] = (), **env: str
     ) -> list[Ended]:
         """Call a module's function in `count` ranks and return how each ended.
 
@@ -102,12 +97,7 @@ class Ranks:
         return ended
 
     def values(
-        self,
-        function: Any,
-        count: int,
-        *args: object,
-        hosts: Sequence[Where] = (),
-        **env: str,
+        self, function: Any, count: int, *args: object, hosts: Sequence[Where] = (), **env: str
     ) -> list[Any]:
         """Like `run`, and return the ranks' values. Fails if one of them failed."""
         ended = self.run(function, count, *args, hosts=hosts, **env)

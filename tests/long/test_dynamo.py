@@ -128,33 +128,6 @@ def test_torch_xla_compile_of_collectives(ranks: Ranks, full_graph: bool) -> Non
     assert second[2:] == [288.0]
 
 
-def cut_graph() -> tuple[list[Any], str]:
-    rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    groups = [[r] for r in range(world)]
-    x = torch.arange(3.0, device=torch_xla.device()) + rank
-    found = [
-        _compared(lambda x: xm.all_reduce("sum", x * 2, groups=groups) + 1, x),
-        _compared(lambda x: xm.rendezvous("here") or xm.all_reduce("sum", [x]), x),
-    ]
-    whole = torch.compile(
-        lambda x: xm.all_reduce("sum", x * 2, groups=groups), backend="openxla", fullgraph=True
-    )
-    with pytest.raises(torch._dynamo.exc.Unsupported) as refused:
-        whole(x)
-    return found, str(refused.value)
-
-
-def test_dynamo_cannot_look_into_what_is_cpp_in_torch_xla(ranks: Ranks) -> None:
-    for found, refused in ranks.values(cut_graph, 2):
-        for plain, compiled in found:
-            assert compiled == plain
-        assert "all_reduce" in refused
-
-
 def alone() -> list[float]:
     rank, _ = rehearse()
     import torch

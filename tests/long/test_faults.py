@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,19 +19,14 @@ from textwrap import indent
 import pytest
 
 import tpunb
-from tests.conftest import Processes
 from tests.drivers.kernel import PATIENCE, until
 from tests.support import Driver, Seen, left_below, script_of
-from tpunb.errors import TpunbError
 from tpunb.kernel.background import BackgroundRun
-from tpunb.kernel.launcher import Attached, Run
-from tpunb.kernel.supervisor import detached
+from tpunb.kernel.launcher import Run
 from tpunb.runs import returns, state
-from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Event, Output
 from tpunb.runs.result import Failure
 from tpunb.runs.spec import FailureKind, Stop, StopCause
-from tpunb.utils import processes
 
 SLEEP = "time.sleep(600)"
 TIMEOUT = 8.0
@@ -90,22 +83,17 @@ FAULTS = {
         ends=False,
     ),
     "child": Fault("subprocess.Popen(['sleep', '600'], start_new_session=True)", ends=False),
-    "supervisor": Fault(SLEEP, "prelude mid return"),
-    "kernel": Fault(SLEEP, "import first save"),
 }
 STOPS = ("stop", "stop_ignored", "stop_in_c", "stop_frozen")
-LOST = ("supervisor",)
 
 HEADER = """
 import ctypes, os, signal, subprocess, sys, time, torch, torch_xla, tpunb
 import torch_xla.core.xla_model as xm
 from collections import OrderedDict
 GUILTY = {guilty}
-{held}
+held = open("accel0", "r+b")  # it stands for a chip: released once the run has ended
 mine = lambda: os.environ.get("RANK", str(GUILTY)) == str(GUILTY)
 """
-HELD = 'held = open("accel0", "r+b")'
-"""It stands for a chip: nobody may hold it once the run has ended."""
 READY = "ready = True"
 DO = """
 {setup}
@@ -171,9 +159,9 @@ class Case:
     fault: str
     moment: str
     start: str = "fork"
-    """fork, replicate, or kept: it begins in a prelude that the run before has left."""
+    """fork or replicate."""
     mode: str = "foreground"
-    """foreground, background or detached."""
+    """foreground or background."""
     ranks: int = 2
 
     @property
@@ -204,7 +192,6 @@ class Case:
             "do12": indent(do, " " * 12),
             "late": SLEEP if fault.ends else "time.sleep(0.5)",
             "guilty": self.guilty,
-            "held": "pass" if self.start == "kept" else HELD,  # a prelude with it is not kept
         }
         first, second = HEADER.format(**fill), READY
         if self.moment == "import":
@@ -215,8 +202,6 @@ class Case:
         elif self.moment == "fork":
             second = FORK.format(**fill)
         train = TRAIN.get(self.moment, "").format(**fill)
-        if self.start == "kept":
-            train = f"{HELD}\n{train}"
         if fault.ends and self.moment != "return":
             train += f"\n{SLEEP}"  # the others are busy
         return [first, second], train or "print('trained')"
@@ -225,7 +210,6 @@ class Case:
 def _cases() -> list[Case]:
     """Every fault at each moment at which it makes sense, in turns started in each way."""
     made: list[Case] = []
-    far: list[Case] = []
     starts, modes = ("fork", "replicate"), ("foreground", "background")
     for number, (name, fault) in enumerate(FAULTS.items()):
         moments = fault.moments.split()
@@ -234,168 +218,41 @@ def _cases() -> list[Case]:
             # Where ranks run the prelude themselves, nothing of theirs is there at the fork.
             start = "fork" if moment == "fork" else starts[turn % 2]
             mode = modes[turn // 2 % 2]
-            case = Case(name, moment, start, mode, 4 if turn % 5 == 4 else 2)
-            (far if name in (*LOST, "kernel") else made).append(case)
-            if moment in ("import", "prelude") and name not in (*LOST, "kernel"):
+            made.append(Case(name, moment, start, mode, 4 if turn % 5 == 4 else 2))
+            if moment in ("import", "prelude"):
                 # The prelude of all ranks and that of each are two things.
-                other = replace(case, start=starts[1 - turn % 2], mode=modes[1 - turn // 2 % 2])
-                made.append(other)
-        if name not in (*LOST, "kernel"):
-            # In the cell that is not kept, and in a rank after a prelude that is kept whole.
-            for group in (("import", "prelude"), tuple(TRAIN)):
-                if possible := [moment for moment in moments if moment in group]:
-                    moment = possible[number % len(possible)]
-                    made.append(Case(name, moment, "kept", modes[number % 2]))
-            moment = [m for m in moments if m != "fork"][number % (len(moments) - 1)]
-            far.append(Case(name, moment, starts[number // 2 % 2], "detached"))
-    # Those that use up their supervisor are spread: the next one gets warm meanwhile.
-    each = len(made) // len(far)
-    for index, case in enumerate(far):
-        made.insert((each + 1) * index + each, case)
+                other = modes[1 - turn // 2 % 2]
+                made.append(replace(made[-1], start=starts[1 - turn % 2], mode=other))
     return made
 
 
 CASES = _cases()
-FOLLOWED = {(c.fault, c.start): c.id for c in CASES[::-1] if c.mode != "detached"}.values()
+FOLLOWED = {(c.fault, c.start): c.id for c in CASES[::-1]}.values()
 """After these the launcher runs something else: what a fault leaves is not its moment's."""
 
 
 def test_fault_matrix_is_complete() -> None:
-    assert len({case.id for case in CASES}) == len(CASES) >= 120
+    assert len({case.id for case in CASES}) == len(CASES) >= 100
     for name, fault in FAULTS.items():
         mine = [case for case in CASES if case.fault == name]
         assert {case.moment for case in mine} == set(fault.moments.split())
-        assert {case.start for case in mine} >= {"fork", "replicate"}
-        assert ("kept" in {case.start for case in mine}) == (name not in (*LOST, "kernel"))
-        wanted = {"foreground", "background", "detached"}
-        if name in (*LOST, "kernel"):
-            wanted.remove("detached")
-        assert {case.mode for case in mine} >= wanted, name
-    assert {case.ranks for case in CASES} == {2, 4}
-
-
-KERNEL = """
-import sys
-from pathlib import Path
-from tests.support import Driver
-driver = Driver(Path(sys.argv[1]))
-driver.warm()
-print("warm", flush=True)
-order = eval(sys.stdin.readline())
-run, _ = driver.start(*order.pop("sources"), **order)
-print(run.dir.path, flush=True)
-for _ in run.events():
-    pass
-"""
-
-
-class Kernels:
-    """Processes that wait, warm, to start one run and be killed in it. One is kept ahead."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._next: subprocess.Popen[str] | None = None
-        self.prepare()
-
-    def prepare(self) -> None:
-        self._next = subprocess.Popen(
-            [sys.executable, "-c", KERNEL, str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=os.getcwd(),
-        )
-
-    def take(self) -> subprocess.Popen[str]:
-        assert self._next is not None
-        assert self._next.stdout is not None
-        assert self._next.stdout.readline() == "warm\n"
-        taken, self._next = self._next, None
-        return taken
-
-    def ends(self) -> set[int]:
-        """The process that waits, and all below it."""
-        if self._next is None:
-            return set()
-        return {self._next.pid} | {p.pid for p in processes.descendants(self._next.pid)}
-
-    def close(self) -> None:
-        if self._next is not None:
-            self._next.communicate()
-
-
-@dataclass
-class Bench:
-    """What the cases share: warm launchers, and a small disk."""
-
-    near: Driver
-    """For what leaves its supervisor and fork server alive."""
-    far: Driver
-    """For what uses them up."""
-    disk: Path
-    """A file system of 4 MB, or a folder where none can be mounted."""
-    mounted: bool
-    kernels: Kernels | None = None
-
-    def waiting(self) -> set[int]:
-        """Supervisors and fork servers that wait for the next run, and nothing else."""
-        found: set[int] = set()
-        for driver in (self.near, self.far):
-            supervisor = driver.launcher.supervisor
-            if supervisor is not None:
-                found |= {supervisor.pid} | {p.pid for p in _direct(supervisor.pid)}
-        return found | (self.kernels.ends() if self.kernels else set())
-
-
-def _direct(supervisor: int) -> list[processes.Process]:
-    """The processes below a supervisor that wait for runs."""
-    busy = left_below(supervisor)
-    return [process for process in processes.descendants(supervisor) if process not in busy]
+        assert {case.start for case in mine} == {"fork", "replicate"}
+        assert {case.mode for case in mine} == {"foreground", "background"}
 
 
 @pytest.fixture(scope="module")
-def bench(
-    starts_processes: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Bench]:
-    ids = " ".join(item.name for item in request.session.items if "test_fault[" in item.name)
-    near, far = (Driver(tmp_path_factory.mktemp(name)) for name in ("near", "far"))
-    near.warm()
-    if "detached" in ids or "[supervisor" in ids:
-        far.launcher.warm(far.env())
-    disk = tmp_path_factory.mktemp("disk")
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    mounted = subprocess.run(mount, capture_output=True).returncode == 0
-    made = Bench(near, far, disk, mounted)
-    if "[kernel" in ids:
-        made.kernels = Kernels(tmp_path_factory.mktemp("kernels"))
-    yield made
-    near.launcher.close()
-    far.launcher.close()
-    if made.kernels is not None:
-        made.kernels.close()
-    if mounted:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_left_by_test(
-    starts_processes: None, request: pytest.FixtureRequest
-) -> Iterator[None]:
-    """As everywhere, but supervisors and fork servers that wait for the next run stay."""
-    before = Processes()
-    yield
-    if "bench" not in request.fixturenames:
+def disk(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """A file system of 4 MB; None where it cannot be mounted."""
+    folder = tmp_path_factory.mktemp("disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        yield None
         return
-    bench: Bench = request.getfixturevalue("bench")
-
-    def left() -> set[int]:
-        now = Processes()
-        return (now.pids - before.pids) - bench.waiting()
-
-    until(lambda: not left(), "nothing but supervisors and fork servers is left")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _options(case: Case, bench: Bench) -> dict[str, object]:
+def _options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {
         "ranks": case.ranks,
         "grace": 0.3,
@@ -411,7 +268,7 @@ def _options(case: Case, bench: Bench) -> dict[str, object]:
 class Watch:
     """A run that tells what it saw, and does what comes from outside at the right moment."""
 
-    def __init__(self, case: Case, run: Run | Attached, then: Callable[[], None]) -> None:
+    def __init__(self, case: Case, run: Run, then: Callable[[], None]) -> None:
         self._case = case
         self._run = run
         self._then: Callable[[], None] | None = then
@@ -430,15 +287,13 @@ class Watch:
             yield event
 
 
-def _from_outside(case: Case, run: Run | Attached, supervisor: int) -> None:
-    """What somebody else does in this case."""
-    if case.fault in STOPS:
-        if isinstance(run, Run) and case.mode == "foreground":
-            run.stop(Stop(StopCause.USER, "enough"))
-        else:
-            state.request_stop(run.dir, Stop(reason="enough"))
-    elif case.fault == "supervisor":
-        os.kill(supervisor, signal.SIGKILL)
+def _stop(case: Case, run: Run) -> None:
+    if case.fault not in STOPS:
+        return
+    if case.mode == "foreground":
+        run.stop(Stop(StopCause.USER, "enough"))
+    else:
+        state.request_stop(run.dir, Stop(reason="enough"))
 
 
 def _in_background(watch: Watch) -> None:
@@ -459,30 +314,19 @@ def _in_background(watch: Watch) -> None:
         raise
 
 
-def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
+def _drive(case: Case, driver: Driver, disk: Path | None, folder: Path) -> Seen:
     """Start it, follow it to its end, look that nothing is left."""
-    is_detached = case.mode == "detached"
-    driver = bench.far if is_detached or case.fault in LOST else bench.near
-    driver.warm()
-    pid = driver.supervisor_pid
-    place, before = driver.folder, driver.folder
-    if case.fault == "full_disk":
-        place = bench.disk
-    driver.folder = place
+    before = driver.folder
+    if case.fault == "full_disk" and disk:
+        driver.folder = disk
     try:
         prelude, train = case.sources(folder)
-        options = _options(case, bench)
-        if case.start == "kept":
-            before_it = driver.run([prelude[0], READY], "pass", cwd=str(folder), ranks=case.ranks)
-            assert before_it.result.state == "succeeded", before_it.result.explain()
         started = time.monotonic()
-        run, _ = driver.start(prelude, train, cwd=str(folder), detached=is_detached, **options)  # type: ignore[arg-type]
+        run, _ = driver.start(prelude, train, cwd=str(folder), **_options(case))  # type: ignore[arg-type]
     finally:
         driver.folder = before
-    watch = Watch(case, run, lambda: _from_outside(case, run, pid))
-    if case.start == "kept":
-        as_it_was = sum(source == READY for source in prelude)
-        until(lambda: _kept_cells(run.dir) == 1 + as_it_was, "it begins in what is kept")
+    assert isinstance(run, Run)
+    watch = Watch(case, run, lambda: _stop(case, run))
     if case.mode == "background":
         _in_background(watch)
     else:
@@ -494,21 +338,9 @@ def _drive(case: Case, bench: Bench, folder: Path) -> Seen:
             pass
         limit.cancel()
     seen = Seen(run.result(), watch.seen, time.monotonic() - started)
-    if is_detached:
-        until(lambda: processes.find_process(pid) is None, "the supervisor ends with its run")
-        until(lambda: all(left.has_exited for left in detached), "it is reaped")
-    if case.fault in LOST:
-        until(lambda: processes.find_process(pid) is None, "the supervisor ends")
-        driver.launcher.warm(driver.env())
-    elif not is_detached:
-        assert left_below(pid) == []
-        assert holders(folder / "accel0") == []
+    assert left_below(driver.supervisor_pid) == []
+    assert holders(folder / "accel0") == []
     return Seen(returns.collect_returns(seen.result, run.spec), seen.events, seen.seconds)
-
-
-def _kept_cells(run: RunDir) -> int:
-    """How many cells of its prelude a run does not execute."""
-    return sum(block.origin is not None for block in run.read_spec().blocks)
 
 
 def holders(path: Path) -> list[str]:
@@ -528,42 +360,21 @@ def holders(path: Path) -> list[str]:
     return found
 
 
-def zombies(parent: int) -> list[int]:
-    """Children that have ended and that nobody has taken note of."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            stat = processes._stat(int(name))
-            if stat is not None and stat.ppid == parent and stat.state == "Z":
-                found.append(int(name))
-    return found
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CASES if c.fault != "kernel"])
-def test_fault(case: Case, bench: Bench, tmp_path: Path) -> None:
-    if case.fault == "full_disk" and not bench.mounted:
-        pytest.skip("file systems cannot be mounted here")
-    for left in bench.disk.iterdir():
-        shutil.rmtree(left)
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CASES])
+def test_fault(case: Case, driver: Driver, disk: Path | None, tmp_path: Path) -> None:
+    if case.fault == "full_disk":
+        if disk is None:
+            pytest.skip("file systems cannot be mounted here")
+        for left in disk.iterdir():
+            shutil.rmtree(left)
     (tmp_path / "accel0").touch()
-    seen = _drive(case, bench, tmp_path)
+    seen = _drive(case, driver, disk, tmp_path)
     until(lambda: not holders(tmp_path / "accel0"), "nobody holds the device")
     _judge(case, seen, tmp_path)
-    if case.start == "kept":
-        prelude = [case.sources(tmp_path)[0][0], READY]
-        again = bench.near.run(prelude, "print('next', ready)", cwd=str(tmp_path), ranks=2)
-        assert again.result.state == "succeeded", again.result.explain()
-        assert sorted(again.log) == ["[0] next True", "[1] next True"]
-        # Another second cell has made the one from before useless.
-        expected = 1 if case.moment in ("import", "prelude") else 2
-        assert _kept_cells(RunDir(again.result.dir)) == expected
-    if case.id in FOLLOWED and case.mode != "detached" and case.fault not in LOST:
-        following = bench.near.run(["a = 1"], "print('next', a)", ranks=2)
+    if case.id in FOLLOWED:
+        following = driver.run(["a = 1"], "print('next', a)", ranks=2)
         assert following.result.state == "succeeded", following.result.explain()
         assert sorted(following.log) == ["[0] next 1", "[1] next 1"]
-        supervisor = bench.near.supervisor_pid
-        # One that ended last may stay until the next run: its threads outlive it a little.
-        assert zombies(supervisor) == []
 
 
 def _judge(case: Case, seen: Seen, folder: Path) -> None:
@@ -571,11 +382,7 @@ def _judge(case: Case, seen: Seen, folder: Path) -> None:
     result, fault = seen.result, case.fault
     told = f"{result.state}: {result.explain()}"
     assert result.state == _state(case), told
-    log = seen.log
-    if fault == "supervisor":  # which merges the log; what ranks wrote is in their own files
-        files = result.dir.glob("attempts/*/*/*.log")
-        log = [f"[] {line}" for file in files for line in file.read_text().splitlines()]
-    assert any(line.partition("] ")[2] == "before" for line in log), log
+    assert any(line.partition("] ")[2] == "before" for line in seen.log), seen.log
     failure = result.failure
     if result.state in ("succeeded", "interrupted", "timed_out"):
         assert result.failures == (), told
@@ -591,7 +398,7 @@ def _judge(case: Case, seen: Seen, folder: Path) -> None:
         newest = tpunb.load(result.dir, rank=0)
         assert newest is not None
         assert newest.step in ((1, 2) if fault not in ("closed_output", "child") else (2,))
-    assert not list(result.dir.rglob("*.room")) or fault == "supervisor"
+    assert not list(result.dir.rglob("*.room"))
 
 
 def _state(case: Case) -> str:
@@ -610,10 +417,6 @@ def _blame(case: Case, failure: Failure, folder: Path) -> None:
     """The failure names the rank, the cell, the line and the cause."""
     text = f"{failure}"
     fault, moment = case.fault, case.moment
-    if fault == "supervisor":
-        assert failure.kind is FailureKind.LOST
-        assert "the supervisor has ended" in failure.message, text
-        return
     place = _place(case, folder)
     if failure.kind is FailureKind.HANG:
         if fault == "SIGSTOP":
@@ -661,58 +464,8 @@ def _place(case: Case, folder: Path) -> tuple[int, int]:
     return block.number, within
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.id) for c in CASES if c.fault == "kernel"])
-def test_fault_of_the_kernel(case: Case, bench: Bench, tmp_path: Path) -> None:
-    """Whoever has started it is killed: the run is stopped, with time to save."""
-    if bench.kernels is None:
-        bench.kernels = Kernels(tmp_path)
-    kernel = bench.kernels.take()
-    assert kernel.stdin is not None
-    assert kernel.stdout is not None
-    (tmp_path / "accel0").touch()
-    order = {**_options(case, bench), "sources": case.sources(tmp_path), "cwd": str(tmp_path)}
-    kernel.stdin.write(f"{order!r}\n")
-    kernel.stdin.flush()
-    run = RunDir(kernel.stdout.readline().strip())
-    until(lambda: run.log.exists() and "before" in run.log.read_text(), "it is at work")
-    everyone = processes.descendants(kernel.pid)
-    kernel.kill()
-    kernel.wait()
-    kernel.stdin.close()
-    kernel.stdout.close()
-    bench.kernels.prepare()
-    until(lambda: not any(map(processes.is_alive, everyone)), "nothing is left")
-    assert holders(tmp_path / "accel0") == []
-    result = run.read_result()
-    assert result is not None
-    assert (result.state, result.reason, result.failures) == (
-        "interrupted",
-        "the kernel has ended",
-        (),
-    )
-    if case.moment == "save":
-        newest = tpunb.load(run.path, rank=0)
-        assert newest is not None
-        assert newest.step == 1
-
-
-def test_lost_run_after_its_supervisor_was_killed(bench: Bench, tmp_path: Path) -> None:
-    """A detached run whose supervisor is killed: nobody else can say how it ended."""
-    bench.far.warm()
-    supervisor = bench.far.supervisor_pid
-    run, _ = bench.far.start(["import time"], f"print('before')\n{SLEEP}", detached=True)
-    until(lambda: run.dir.log.exists() and "before" in run.dir.log.read_text(), "it is at work")
-    os.kill(supervisor, signal.SIGKILL)
-    for _ in run.events():
-        continue
-    with pytest.raises(TpunbError, match="is lost"):
-        run.result()
-    until(lambda: processes.find_process(supervisor) is None, "it has ended")
-    until(lambda: all(left.has_exited for left in detached), "it is reaped")
-
-
-def test_exception_is_reported_if_standard_error_is_closed(bench: Bench) -> None:
-    seen = bench.near.run(["import sys"], "sys.stderr.close()\nraise ValueError('odd')", ranks=1)
+def test_exception_is_reported_if_standard_error_is_closed(driver: Driver) -> None:
+    seen = driver.run(["import sys"], "sys.stderr.close()\nraise ValueError('odd')", ranks=1)
     failure = seen.result.failure
     assert failure is not None
     assert failure.headline() == "rank 0 failed in cell [2], line 2: ValueError: odd"

@@ -12,7 +12,6 @@ import nbformat
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests import saved
 from tests.drivers import browser as browsers
 from tests.drivers.browser import APPS, CHROMIUM, Opened
 from tests.drivers.kernel import PATIENCE, until
@@ -131,15 +130,6 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     opened.run("below")
     opened.shows("below", f"notebook: {opened.folder / 'renamed.ipynb'} (from the Jupyter server)")
     opened.shows("below", "factor = 3")
-
-
-def test_log_of_100000_lines_gives_a_small_saved_notebook(browser: Browser, tmp_path: Path) -> None:
-    cells = dict(zip(("load", "train", "below"), saved.CELLS, strict=True))
-    with browsers.opened(browser, "jupyterlab", cells, tmp_path) as opened:
-        opened.run_all()
-        opened.shows("below", "goes on")
-        opened.save()
-        saved.check(opened.folder / "small.ipynb")
 
 
 def test_server_shutdown_during_a_run_leaves_no_process(opened: Opened) -> None:

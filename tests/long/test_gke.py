@@ -11,7 +11,6 @@ from tests.drivers.nodes import until
 from tests.drivers.places import printed
 from tests.fakes.cluster import Cluster
 from tests.places.test_gke import (
-    HUSH,
     again,
     cluster,
     mirrored,
@@ -26,20 +25,6 @@ from tpunb.places.config import find_place
 from tpunb.places.kubectl import UnansweredError
 from tpunb.places.place import HostLine
 from tpunb.runs.spec import Profile, RunState
-
-
-def test_attach_later_reads_the_logs_of_the_pods(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gke, "LINGER", 0.1)
-    made = place()
-    made.start(HUSH, print, lambda: False)
-    until(lambda: phase(cluster) == "Completed")
-    result = mirrored(again(made))
-    assert result.state is RunState.SUCCEEDED
-    assert sorted(printed(made.run)) == [f"rank {rank}" for rank in range(8)]
-    assert objects(cluster) == []
-    assert b"hush" not in b"".join(p.read_bytes() for p in made.run.path.rglob("*") if p.is_file())
 
 
 def test_logs_and_files_of_deleted_pods_come_from_the_bucket(

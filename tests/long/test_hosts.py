@@ -12,31 +12,8 @@ from tests.fakes import hosts
 from tests.fakes.hosts import Pod
 from tests.scenarios.test_hosts import GO_ON, STORE, Make, make, pod
 from tpunb.runs import returns
-from tpunb.runs.spec import FailureKind, RunState, Stop, StopCause, StopOrigin
+from tpunb.runs.spec import FailureKind, RunState, StopCause
 from tpunb.runs.stream import Alive
-
-
-def test_retry_limit_reached_ends_all_hosts(make: Make) -> None:
-    run = make("raise ValueError('always')", retries=1, count=3)
-    run.start_all()
-    assert run.wait() == [1, 1, 1]
-    assert run.nodes[0].result().attempts == 2
-    assert {failure.type for failure in run.nodes[0].result().failures} == {"ValueError"}
-
-
-def test_stop_request_in_the_run_folder_of_one_host(make: Make) -> None:
-    """As `tpunb stop` does there."""
-    from tpunb.runs import state
-    from tpunb.runs.directory import RunDir
-
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    state.request_stop(RunDir(run.folders[1]), Stop(reason="by hand", origin=StopOrigin.COMMAND))
-    assert run.wait() == [130, 130]
-    stop = run.nodes[0].result().stop
-    assert stop is not None
-    assert (stop.cause, stop.origin) == (StopCause.USER, StopOrigin.COMMAND)
 
 
 def test_hang_only_if_every_host_is_idle_and_all_report_where(make: Make) -> None:
@@ -109,15 +86,6 @@ def test_lost_host_0_is_named_by_the_other_hosts(make: Make, pod: Pod) -> None:
         assert failure.headline() == "host h0 was lost: no heartbeat for 3 s"
 
 
-def test_host_that_starts_late_still_joins(make: Make) -> None:
-    run = make("print('done')")
-    run.start(1)
-    until(lambda: run.nodes[1].hello)
-    time.sleep(1)
-    run.start(0)
-    assert run.wait() == [0, 0]
-
-
 def test_timeout_names_a_host_that_never_connects(make: Make) -> None:
     run = make("print('done')", count=3)
     for number in (0, 1):
@@ -127,15 +95,6 @@ def test_timeout_names_a_host_that_never_connects(make: Make) -> None:
         failure = node.failure()
         assert failure.headline() == "host h2 has not connected within 2 s"
         assert not node.log()
-
-
-def test_stop_of_all_hosts_when_one_connection_of_the_kernel_closes(make: Make) -> None:
-    run = make(GO_ON)
-    run.start_all()
-    run.await_lines("begun")
-    assert run.nodes[1].process.stdin is not None
-    run.nodes[1].process.stdin.close()
-    assert run.wait() == [130, 130]
 
 
 def test_stop_of_all_hosts_when_the_kernel_is_silent(make: Make) -> None:
@@ -182,14 +141,6 @@ def test_detached_run_on_hosts_continues_and_is_followed_later(make: Make) -> No
     until(lambda: not run.left())
 
 
-def test_two_runs_at_once_on_ports_of_their_own(make: Make) -> None:
-    runs = [make("print('done')", port=port) for port in (29510, 29511)]
-    for run in runs:
-        run.start_all()
-    for run in runs:
-        assert run.wait() == [0, 0]
-
-
 def test_port_in_use_is_named(make: Make) -> None:
     run = make(GO_ON)
     run.start_all()
@@ -234,29 +185,6 @@ def test_host_with_a_wrong_key_is_rejected(make: Make) -> None:
     assert second is not None
     assert first.headline() == "host h1 has not connected within 4 s"
     assert "is the key the same?" in second.headline()
-
-
-def test_full_disk_on_one_host_is_the_failure_of_its_rank(make: Make, pod: Pod) -> None:
-    run = make(
-        "import os, time\n"
-        "print('begun', flush=True)\n"
-        "if os.environ['RANK'] == '2':\n"
-        "    time.sleep(1)  # until the other one has its files\n"
-        "    with open(os.environ['TPUNB_RUN'] + '/big', 'wb') as file:\n"
-        "        file.write(bytes(8_000_000))\n"
-        "time.sleep(600)"
-    )
-    folder = run.folders[1]
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    pod[1].small_disk(folder, "2m")
-    for name, data in kept.items():
-        pod[1].path(folder / name).write_bytes(data)
-    run.start_all()
-    assert run.wait() == [1, 1]
-    failure = run.nodes[0].failure()
-    assert (failure.host, failure.rank, failure.type) == ("h1", 2, "OSError")
-    assert "No space left on device" in failure.message
-    pod[1].run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,13 +13,33 @@ from typing import Any
 import pytest
 
 from tests.drivers.nodes import REAL, RunOnHosts
+from tests.drivers.ranks import Ranks
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
-from tests.long.test_rehearsal_same_numbers import DATA, RUN
 from tests.support import Driver
+from tests.xla.rehearsal.test_rehearsal_training_calls import all_trained
 from tpunb.diagnostics.failure.run import diagnose_log
 from tpunb.runs.spec import FailureKind, RunState
 
+DATA = "import torch\ntorch.manual_seed(5)\nfeatures, goal = torch.randn(16, 6), torch.randn(16, 1)"
+RUN = """\
+import os, torch, torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+torch.manual_seed(1)
+device, rank, world = torch_xla.device(), xr.global_ordinal(), xr.world_size()
+model = torch.nn.Linear(6, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = (part[rank::world].to(device) for part in (features, goal))
+losses = []
+for step in range(5):
+    optimizer.zero_grad()
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+    torch_xla.sync()
+    losses.append(xm.mesh_reduce("loss", loss.item(), lambda every: sum(every) / len(every)))
+"""
 TRAIN = f"""\
 import json
 import torch.distributed as dist
@@ -179,3 +200,34 @@ def test_retry_on_hosts_and_lost_link_inside_a_collective(pod: Pod, tmp_path: Pa
         [cause, *_] = diagnose_log(run.folders[number] / "run.log", None)
         assert cause.id == "host-lost"
         assert failure.headline() in str(cause)
+
+
+# No rank may wait for a name server: on these hosts a query takes 10 s.
+LISTEN = """
+import socket, sys
+asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked.bind(("", 53))
+print("listens", flush=True)
+while True:
+    print(asked.recv(512), flush=True)
+"""
+
+
+def test_collectives_over_hosts_without_name_resolution(ranks: Ranks, tmp_path: Path) -> None:
+    if refused := hosts.why_refused():
+        pytest.skip(refused)
+    settings = tmp_path / "resolv.conf"
+    with Pod(3) as pod:
+        settings.write_text(f"nameserver {pod[2].address}\n")
+        for host in pod.hosts:
+            host.know({"localhost": "127.0.0.1"})
+            resolver = os.path.realpath("/etc/resolv.conf")
+            host.run(["mount", "--bind", str(settings), resolver], check=True)
+        command = [sys.executable, "-c", LISTEN]
+        with pod[2].popen(command, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"listens\n"
+            found = ranks.values(all_trained, 4, hosts=pod.hosts[:2])
+            server.terminate()
+            assert server.stdout.read() == b""
+    assert found[0] == found[3]

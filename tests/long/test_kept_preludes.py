@@ -15,7 +15,6 @@ import pytest
 
 from tests.scenarios.test_kept_preludes import (
     DRAW,
-    READ,
     SEEDED,
     Notebook,
     kept_processes,
@@ -168,48 +167,11 @@ def test_kept_prelude_processes_may_be_killed_at_any_time(notebook: Notebook) ->
     assert (executed, seen.result.state) == ([0, 1, 2, 3], "succeeded")
 
 
-def test_kept_prelude_that_does_not_answer_is_replaced(notebook: Notebook) -> None:
-    notebook.run()
-    longest = kept_processes(notebook.driver)[-1]
-    processes.send_signal(longest, signal.SIGSTOP)
-    run, _ = notebook.driver.start(
-        notebook.sources(), READ, numbers=notebook.numbers, cwd=str(notebook.folder)
-    )
-    time.sleep(0.3)
-    processes.send_signal(longest, signal.SIGKILL)
-    for _ in run.events():
-        pass
-    assert run.result().state == "succeeded"
-
-
 def test_replicate_does_not_use_or_replace_kept_preludes(notebook: Notebook) -> None:
     notebook.run()
     seen, executed = notebook.run(replicate="asked")
     assert (sorted(executed), seen.result.state) == ([0, 0, 1, 1, 2, 2, 3, 3], "succeeded")
     assert notebook.run()[1] == []
-
-
-def test_retry_starts_from_a_kept_prelude(notebook: Notebook) -> None:
-    notebook.run()
-    train = "import os\nif os.environ['TPUNB_ATTEMPT'] == '0': raise ValueError\nprint('second')"
-    seen, executed = notebook.run(train, retries=1)
-    assert (executed, seen.result.state, seen.result.attempts) == ([], "succeeded", 2)
-
-
-def test_detached_run_starts_from_a_kept_prelude(notebook: Notebook) -> None:
-    notebook.run()
-    run, _ = notebook.driver.start(
-        notebook.sources(),
-        READ,
-        numbers=notebook.numbers,
-        cwd=str(notebook.folder),
-        detached=True,
-    )
-    for _ in run.events():
-        pass
-    assert run.result().state == "succeeded"
-    assert len(notebook.log.read_text().split()) == 4
-    assert notebook.run()[1] == [0, 1, 2, 3]
 
 
 def test_idle_kept_preludes_and_their_supervisor_end(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.drivers.kernel import until
 from tests.scenarios.test_launcher import WAITING, ended, says, written
-from tests.support import Driver, Seen, fork_server, left_below
+from tests.support import Driver, fork_server, left_below
 from tpunb.errors import TpunbError
 from tpunb.kernel.launcher import Attached
 from tpunb.kernel.supervisor import detached
@@ -51,25 +51,6 @@ def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> 
     assert "the supervisor has ended" in seen.result.failure.message
     assert sorted(driver.run([], "print(1)").log) == ["[0] 1", "[1] 1"]
     driver.launcher.close()
-
-
-def test_two_launchers_run_at_once(driver: Driver, tmp_path: Path) -> None:
-    """Another notebook's run starts and ends in the middle of this one."""
-    other = Driver(tmp_path)
-    other.warm()
-    inner: list[Seen] = []
-    seen = driver.run(
-        ["import time"],
-        "print('at work')\ntime.sleep(600)",
-        when=says("at work"),
-        then=lambda run: (
-            inner.append(other.run(["b = 2"], "print(b)")),
-            run.stop(Stop(StopCause.USER, "enough")),
-        )[0],
-    )
-    assert seen.result.state == "interrupted"
-    assert sorted(inner[0].log) == ["[0] 2", "[1] 2"]
-    other.launcher.close()
 
 
 def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None:

@@ -82,11 +82,6 @@ def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
     assert result.stop.cause is StopCause.KERNEL_GONE
 
 
-def test_background_run_at_a_place(nb: Kernel) -> None:
-    train(nb, "print('here')", "--bg --out handle").good()
-    assert nb.run("handle.wait().state").good().shown == "'succeeded'"
-
-
 def test_detached_run_is_attached_again_after_its_mirror_died(pod: ReachedPod, nb: Kernel) -> None:
     ran = train(
         nb,

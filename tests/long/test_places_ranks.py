@@ -60,8 +60,7 @@ def trained(nb: Kernel) -> RunDir:
     return list_runs(nb.folder / "runs")[-1]
 
 
-def test_returned_values_and_profile_traces_of_all_hosts(nb: Kernel, trained: RunDir) -> None:
-    assert nb.value("helped") == "a module that travelled"
+def test_profile_traces_of_all_hosts_are_merged(trained: RunDir) -> None:
     [session] = (trained.profile / "plugins" / "profile").iterdir()
     every = [f"rank-{rank}.xplane.pb" for rank in range(4)]
     assert sorted(path.name for path in session.iterdir()) == every

@@ -86,19 +86,6 @@ def test_evicted_pod_restarts_but_a_timeout_does_not(project: Project, tmp_path:
     assert (result.state, result.attempts) == (RunState.TIMED_OUT, 2)
 
 
-def test_ctrl_c_stops_every_pod(project: Project) -> None:
-    project.set_place(restarts=3)
-    process = project.start(GO_ON)
-    project.await_lines("begun", 8)
-    os.kill(process.pid, signal.SIGINT)
-    finished(process)
-    result = project.result()
-    assert result.state is RunState.INTERRUPTED
-    assert result.stop is not None
-    assert result.stop.cause is StopCause.USER
-    project.await_nothing_left()
-
-
 def test_lost_connection_and_unreachable_cluster_lose_no_log_lines(
     project: Project, tmp_path: Path
 ) -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.drivers.kernel import Kernel, kernel
@@ -53,28 +48,3 @@ def test_spmd_variable_of_the_kernel_environment(nb: Kernel) -> None:
             ran.good().stdout
         )
         assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)
-
-
-@pytest.mark.timeout(600)  # a kernel and two runs, on a machine that may do much else
-def test_spmd_example_notebook(tmp_path: Path) -> None:
-    """It asserts that losses are those of plain PyTorch, and the accuracy that it reaches."""
-    notebook = Path(__file__).parents[2] / "notebooks" / "02_spmd.ipynb"
-    shutil.copy(notebook, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "tpunb", "run", notebook.name, "out.ipynb", "--cores", "4"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert line.startswith("02_spmd: succeeded on 4 rehearsal cores (SPMD) in ")
-    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
-    printed = "".join(out.get("text", "") for cell in cells for out in cell.get("outputs", []))
-    assert "4 cores: the same 110 losses as plain PyTorch" in printed
-    assert (
-        "weights sharded as {devices=[4,1]0,1,2,3}: the same losses, and whole weights" in printed
-    )
-    assert "lint:" not in printed

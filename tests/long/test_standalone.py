@@ -17,7 +17,7 @@ from tests.fakes.hosts import Pod
 from tpunb.utils.errors import INSTALL_XLA
 
 pytestmark = [
-    pytest.mark.usefixtures("starts_processes"),
+    pytest.mark.usefixtures("starts_processes")
 ]  # each imports torch_xla in new processes
 
 SCRIPT = """
@@ -107,19 +107,23 @@ def test_python_runs_one_core(one_core: tuple[dict[str, Any], str]) -> None:
     assert output == f"step 0 · loss {losses[0]:.4g}\nstep 6 · loss {losses[6]:.4g}\n"
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
-    one_core: tuple[dict[str, Any], str], tmp_path: Path, count: int
-) -> None:
-    expected, printed = one_core
-    found, output = trained(tmp_path, *TORCHRUN, "--standalone", f"--nproc-per-node={count}")
-    assert len(found) == count
-    assert output == printed  # by rank 0 only
+def check(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    """Every rank has the losses and weights of one core."""
     for rank in found:
-        assert (rank["world"], rank["device"]) == (count, "CPU")
+        assert (rank["world"], rank["device"]) == (len(found), "CPU")
         assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
         for weights, others in zip(rank["weights"], expected["weights"], strict=True):
             assert weights == pytest.approx(others, rel=1e-5, abs=1e-6)
+
+
+def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
+    one_core: tuple[dict[str, Any], str], tmp_path: Path
+) -> None:
+    expected, printed = one_core
+    found, output = trained(tmp_path, *TORCHRUN, "--standalone", "--nproc-per-node=4")
+    assert len(found) == 4
+    assert output == printed  # by rank 0 only
+    check(found, expected)
 
 
 def test_torchrun_on_two_hosts_trains_as_one_core_does(
@@ -148,12 +152,7 @@ def test_torchrun_on_two_hosts_trains_as_one_core_does(
         assert [agent.wait(240) for agent in agents] == [0, 0]
     assert (tmp_path / "h0.out").read_text() == printed
     assert (tmp_path / "h1.out").read_text() == ""
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
-    for rank in found:
-        assert (rank["world"], rank["device"]) == (4, "CPU")
-        assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-        for weights, others in zip(rank["weights"], expected["weights"], strict=True):
-            assert weights == pytest.approx(others, rel=1e-5, abs=1e-6)
+    check([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)], expected)
 
 
 PREPARED = """
@@ -208,56 +207,38 @@ ON_A_TPU = """
 """
 
 
-def test_standalone_process_on_a_tpu_joins_the_others_unpatched(tmp_path: Path) -> None:
-    done = run(
+def run_on_a_tpu(
+    tmp_path: Path, rank: int, world: int, local_rank: int, locals_: int, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return run(
         tmp_path,
         ["-c", textwrap.dedent(ON_A_TPU)],
         TORCHELASTIC_RUN_ID="test",
-        RANK="6",
-        LOCAL_RANK="2",
-        WORLD_SIZE="8",
-        LOCAL_WORLD_SIZE="4",
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(locals_),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="1",
-        TPU_PROCESS_ADDRESSES="local",
-        CLOUD_TPU_TASK_ID="0",
-        DEVICES="1",
+        **env,
     )
+
+
+def test_standalone_process_on_a_tpu_joins_the_others_unpatched(tmp_path: Path) -> None:
+    platform = {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0"}
+    done = run_on_a_tpu(tmp_path, 6, 8, 2, 4, DEVICES="1", **platform)
     assert done.stdout.splitlines() == [
         "joined (2, 4)",
         "replicates ('xla:0', ['xla:0'])",
         "TPU False builtin_function_or_method False",
         "(6, 'a')",
     ], done.stderr
-
-
-def test_one_process_on_each_of_several_tpu_hosts_joins_the_others(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        ["-c", textwrap.dedent(ON_A_TPU)],
-        TORCHELASTIC_RUN_ID="test",
-        RANK="1",
-        LOCAL_RANK="0",
-        WORLD_SIZE="2",
-        LOCAL_WORLD_SIZE="1",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="1",
-        DEVICES="1",
-    )
-    assert done.stdout.splitlines()[0] == "joined (0, 1)", done.stderr
+    one_on_each_host = run_on_a_tpu(tmp_path, 1, 2, 0, 1, DEVICES="1")
+    assert one_on_each_host.stdout.splitlines()[0] == "joined (0, 1)", one_on_each_host.stderr
 
 
 def test_standalone_two_devices_in_a_process_are_refused(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        ["-c", textwrap.dedent(ON_A_TPU)],
-        TORCHELASTIC_RUN_ID="test",
-        RANK="0",
-        LOCAL_RANK="0",
-        WORLD_SIZE="4",
-        LOCAL_WORLD_SIZE="4",
-        DEVICES="2",
-    )
+    done = run_on_a_tpu(tmp_path, 0, 4, 0, 4, DEVICES="2")
     assert done.stdout.splitlines()[0] == "joined (0, 4)"
     assert "SetupError: this process has 2 XLA devices, but a rank has one" in done.stderr
 

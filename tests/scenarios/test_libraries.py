@@ -1,4 +1,4 @@
-"""Libraries that train, in ranks. Whole notebooks of each are in tests/long/test_frameworks.py."""
+"""Libraries that train, in ranks. Whole notebooks of each are in tests/long/test_notebooks.py."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.drivers.ranks import Ranks
+from tests.drivers.lazy import met, torch_xla, xm
+from tests.drivers.ranks import Ranks, rehearse
 from tests.training.test_inference import Model, Numbers, check, data
 from tpunb.training import MaskedMean, masked_loss, predict, shard
 
@@ -19,7 +20,6 @@ ROWS, FEATURES, CLASSES = 12, 5, 3
 
 def asked() -> list[tuple[int, int, bool]]:
     """Who this is in the eyes of the helpers, before and after the XLA runtime is in use."""
-    import torch_xla
 
     from tpunb.training.ranks import is_first, rank_and_world
 
@@ -38,11 +38,7 @@ def test_rank_and_world_do_not_start_the_xla_runtime(ranks: Ranks) -> None:
 
 def seen(sizes: list[int], batch_size: int) -> list[tuple[list[int], int]]:
     """How often all ranks together saw each index, and the steps of this rank."""
-    import torch_xla
-    import torch_xla.core.xla_model as xm
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
-
-    from tests.drivers.ranks import rehearse
 
     rehearse()
     device, found = torch_xla.device(), []
@@ -78,12 +74,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def train(counts: list[int]) -> dict[str, Any]:
     """One step on ranks that have so many samples each; the rest of each batch is masked."""
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.debug.metrics as met
-
-    from tests.drivers.ranks import rehearse
-
     rank, _ = rehearse()
     device = torch_xla.device()
     x, y, weight = batch()
@@ -136,9 +126,7 @@ def test_masked_loss_on_ranks_weighs_every_sample_equally(ranks: Ranks, counts: 
 
 def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
     """Predictions for data of several sizes, and how many programs each has compiled."""
-    import torch_xla
 
-    from tests.drivers.ranks import rehearse
     from tpunb.xla.counters import compilations
 
     rehearse()
@@ -150,7 +138,6 @@ def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
         compiled.append(compilations() - before)
     stream = predict(nn.Identity(), Numbers(sizes[-1]), batch_size)
     half = predict(model, data(sizes[-1]), batch_size, bf16=True)
-    import torch_xla.debug.metrics as met
 
     return {
         "found": found,

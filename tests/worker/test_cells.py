@@ -77,10 +77,7 @@ def test_traceback_of_a_long_exception_chain_is_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hook", ["lambda *error: 1 / 0", "lambda *error: exit(0)", "None"])
 def test_traceback_is_shown_despite_a_broken_excepthook(
-    hook: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     error, run, spec = raised(

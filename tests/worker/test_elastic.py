@@ -60,9 +60,7 @@ own = [end for end in ends(os.getpid()) if end[1] != "0100007F"]
 """
 
 
-def test_rehearsal_listens_on_loopback_only_and_resolves_no_name(
-    driver: Driver,
-) -> None:
+def test_rehearsal_listens_on_loopback_only_and_resolves_no_name(driver: Driver) -> None:
     seen = driver.run([LOOKUPS], SOCKETS, returns=["total", "agent", "own"])
     assert seen.result.returns == {
         "total": [2.0, 2.0],

@@ -14,7 +14,7 @@ from tpunb.worker import fork_safety
 ROOT = Path(__file__).parent.parent.parent
 
 OFTEN = ("torch", "pandas", "tokenizers", "cv2", "tqdm", "concurrent.futures", "torch.autograd")
-"""One library of each kind; tests/long/test_forks.py tries the others."""
+"""One library of each kind; tests/long/test_ranks.py tries the others."""
 
 
 @pytest.mark.parametrize("library", [name for name in FORKED if name in OFTEN])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.worker.rank_marks import Mark, RankMarks
+from tpunb.worker.rank_marks import RankEnd, RankMarks
 
 
 def in_fork(act) -> None:
@@ -26,9 +26,13 @@ def in_fork(act) -> None:
 @pytest.mark.usefixtures("starts_processes")
 def test_rank_mark_is_visible_to_the_parent_process() -> None:
     marks = RankMarks(3)
-    assert [marks.of(rank).read() for rank in range(3)] == [Mark.NONE] * 3
+    assert [marks.of(rank).read() for rank in range(3)] == [RankEnd.NONE] * 3
     in_fork(marks.of(1).finish)
-    assert [marks.of(rank).read() for rank in range(3)] == [Mark.NONE, Mark.FINISHED, Mark.NONE]
+    assert [marks.of(rank).read() for rank in range(3)] == [
+        RankEnd.NONE,
+        RankEnd.FINISHED,
+        RankEnd.NONE,
+    ]
     assert not marks.any_failed()
 
 
@@ -37,7 +41,7 @@ def test_first_failure_of_a_rank_is_kept(tmp_path: Path) -> None:
     mark.fail({"type": "First"}, file)
     mark.fail({"type": "Second"}, file)
     mark.finish()
-    assert mark.read() is Mark.FAILED
+    assert mark.read() is RankEnd.FAILED
     assert json.loads(file.read_text()) == {"type": "First"}
 
 

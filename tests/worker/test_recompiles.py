@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,88 +76,11 @@ def look_at(folder: Path, program: str, **names: Any) -> list[RecompileNote]:
     return [RecompileNote(**json.loads(line)) for line in lines]
 
 
-def told(folder: Path, sizes: list[int], program: str = LOOP) -> list[tuple[int, str]]:
-    """The notes on a loop whose program is new for each new number of rows."""
-    found = look_at(folder, program, torch=torch, sizes=sizes)
-    assert all(one.place == "line 5 of script.py" and one.seconds == 1.0 for one in found)
-    return [(one.step, one.what) for one in found]
-
-
-@pytest.mark.parametrize("program", [LOOP, IN_A_FUNCTION], ids=["cell", "function"])
-def test_recompile_note_names_step_and_tensor(tmp_path: Path, program: str) -> None:
-    assert told(tmp_path, [32] * 9 + [17, 32], program) == [
-        (10, "batch['x'] has 17 rows, 32 before")
-    ]
-
-
-def test_recompile_note_omits_first_and_equal_steps(tmp_path: Path) -> None:
-    assert told(tmp_path, [8, 16, 32, 32, 32]) == []
-    assert told(tmp_path, [32, 32, 32, 32, 8, 32, 8, 32]) == [
-        (5, "batch['x'] has 8 rows, 32 before")
-    ]
-
-
-def test_recompile_notes_are_limited_if_every_step_is_new(tmp_path: Path) -> None:
-    assert len(told(tmp_path, list(range(1, 60)))) == MOST
-
-
-def test_recompile_note_names_a_changed_number(tmp_path: Path) -> None:
-    program = """
-for step in range(12):
-    power = 2 if step < 6 else 3
-    scale = 0.1 * step
-    run(power)
-    end_of_step()
-"""
-    assert look_at(tmp_path, program) == [
-        RecompileNote(7, "line 6 of script.py", "power is 3, 2 before", 1.0)
-    ]
-
-
-def test_recompile_note_names_a_number_that_changes_at_every_step(tmp_path: Path) -> None:
-    program = """
-for step in range(6):
-    loss = 0.5 / (1 + step)
-    run(step)
-    end_of_step()
-"""
-    expected = [(n, f"step is {n - 1}, {n - 2} before") for n in (4, 5, 6)]
-    # If every step compiled something, it is not known how many tensors a step creates.
-    assert [(one.step, one.what) for one in look_at(tmp_path, program)] == expected
-
-
-BRANCH = """
-for step in range(12):
-    loss = 1
-    if {condition}:
-        loss = 2
-        run("another", 6)
-    else:
-        run("the usual", 4)
-    end_of_step()
-"""
 BY_OPERATIONS = "other operations ran than in the steps before; %%tpu_debug names the line"
-
-
-def test_recompile_note_for_a_new_branch(tmp_path: Path) -> None:
-    assert look_at(tmp_path, BRANCH.format(condition="step == 7")) == [
-        RecompileNote(8, "line 9 of script.py", BY_OPERATIONS, 1.0)
-    ]
-
-
-def test_recompile_note_for_operations_that_do_not_run(tmp_path: Path) -> None:
-    program = """
-run_it = run
-for step in range(12):
-    run_it("usual" if step != 7 else "less", 6 if step != 7 else 4)
-    end_of_step()
-"""
-    assert look_at(tmp_path, program) == [
-        RecompileNote(8, "line 5 of script.py", BY_OPERATIONS, 1.0)
-    ]
-
-
+ON_CPU = "eig runs on the CPU at every step, because XLA does not have it"
 EPOCHS = """
+def reduce():
+    monitor.computed()
 for epoch in range(2):
     for step in range(6):
         power = 2 + (step == 4)
@@ -168,20 +92,89 @@ for epoch in range(2):
 COLLECTIVE = (
     "run(('step', {power})); monitor._before_marker = counted.compilations_begun(); reduce()"
 )
+FALLBACK = """
+for step in range(60):
+    counted.reads += {count}
+    run("step")
+    end_of_step()
+"""
+Noted = list[tuple[int, str, str]]
+"""Step, place and text of each note."""
 
 
-def test_recompile_note_with_a_rehearsed_collective(tmp_path: Path) -> None:
-    inside = COLLECTIVE.format(power="power")
-    program = "def reduce():\n    monitor.computed()\n" + EPOCHS.format(inside=inside, after="")
-    [found] = look_at(tmp_path, program)
-    assert (found.step, found.what) == (5, "power is 3, 2 before")
-    after = COLLECTIVE.format(power="'mean', epoch")
-    program = "def reduce():\n    monitor.computed()\n" + EPOCHS.format(inside="", after=after)
-    (tmp_path / "told.jsonl").unlink()
-    assert look_at(tmp_path, program) == []
+def told(
+    sizes: list[int], *notes: tuple[int, str], program: str = LOOP, line: int = 5
+) -> tuple[str, Noted]:
+    """A loop whose program is new for each new number of rows."""
+    place = f"line {line} of script.py"
+    noted = [(step, place, what) for step, what in notes]
+    return f"sizes = {sizes}\n{program.strip()}", noted
 
 
-ACCUMULATION = """
+CASES: dict[str, tuple[str, Noted]] = {
+    "a tensor": told([32] * 9 + [17, 32], (10, "batch['x'] has 17 rows, 32 before")),
+    "in a function": told(
+        [32] * 9 + [17, 32],
+        (10, "batch['x'] has 17 rows, 32 before"),
+        program=IN_A_FUNCTION,
+        line=6,
+    ),
+    "the first steps": told([8, 16, 32, 32, 32]),
+    "a program that was there": told(
+        [32, 32, 32, 32, 8, 32, 8, 32], (5, "batch['x'] has 8 rows, 32 before")
+    ),
+    "a number": (
+        """
+for step in range(12):
+    power = 2 if step < 6 else 3
+    scale = 0.1 * step
+    run(power)
+    end_of_step()
+""",
+        [(7, "line 6 of script.py", "power is 3, 2 before")],
+    ),
+    # If every step compiled something, it is not known how many tensors a step creates.
+    "a number that changes at every step": (
+        """
+for step in range(6):
+    loss = 0.5 / (1 + step)
+    run(step)
+    end_of_step()
+""",
+        [(n, "line 5 of script.py", f"step is {n - 1}, {n - 2} before") for n in (4, 5, 6)],
+    ),
+    "a new branch": (
+        """
+for step in range(12):
+    loss = 1
+    if step == 7:
+        loss = 2
+        run("another", 6)
+    else:
+        run("the usual", 4)
+    end_of_step()
+""",
+        [(8, "line 9 of script.py", BY_OPERATIONS)],
+    ),
+    "operations that do not run": (
+        """
+run_it = run
+for step in range(12):
+    run_it("usual" if step != 7 else "less", 6 if step != 7 else 4)
+    end_of_step()
+""",
+        [(8, "line 5 of script.py", BY_OPERATIONS)],
+    ),
+    "a rehearsed collective": (
+        EPOCHS.format(inside=COLLECTIVE.format(power="power"), after=""),
+        [(5, "line 9 of script.py", "power is 3, 2 before")],
+    ),
+    "a collective after the steps": (
+        EPOCHS.format(inside="", after=COLLECTIVE.format(power="'mean', epoch")),
+        [],
+    ),
+    "accumulation": (
+        """
 for step in range(16):
     if step % 4 == 3:
         monitor.updated()
@@ -189,14 +182,11 @@ for step in range(16):
     else:
         run("piece", 4)
     end_of_step()
-"""
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        ACCUMULATION,
-        # A value that is read has a program of its own; the step's program is unchanged.
+""",
+        [],
+    ),
+    # A value that is read has a program of its own; the step's program is unchanged.
+    "a value": (
         """
 for step in range(12):
     run("step")
@@ -206,39 +196,35 @@ for step in range(12):
         value = 3
         run("a value after the loop")
 """,
-        # Threads move batches to the device: the number of tensors shows nothing.
+        [],
+    ),
+    # Threads move batches to the device: the number of tensors shows nothing.
+    "threads": (
         """
 for step in range(12):
     run("step" if step != 9 else "other tensors are alive", 5 + step % 5)
     end_of_step()
 """,
-    ],
-    ids=["accumulation", "a value", "threads"],
-)
-def test_recompile_note_is_not_given_for_equal_steps(tmp_path: Path, program: str) -> None:
-    assert look_at(tmp_path, program) == []
+        [],
+    ),
+    "operations on the CPU": (
+        FALLBACK.format(count=1),
+        [(COUNTED[1], "line 5 of script.py", ON_CPU)],
+    ),
+    "operations on the CPU at some steps": (FALLBACK.format(count="step % 2"), []),
+}
 
 
-def test_cpu_fallback_at_every_step_is_noted_once(tmp_path: Path) -> None:
-    program = """
-for step in range(60):
-    counted.reads += {count}
-    run("step")
-    end_of_step()
-"""
-    found = look_at(tmp_path, program.format(count=1))
-    reason = "eig runs on the CPU at every step, because XLA does not have it"
-    assert found == [RecompileNote(COUNTED[1], "line 5 of script.py", reason, None)]
+@pytest.mark.parametrize(("program", "noted"), CASES.values(), ids=CASES)
+def test_recompile_notes_of_a_loop(tmp_path: Path, program: str, noted: Noted) -> None:
+    found = look_at(tmp_path, program, torch=torch)
+    assert [(note.step, note.place, note.what) for note in found] == noted
+    assert all(note.seconds == (None if note.what == ON_CPU else 1.0) for note in found)
 
 
-def test_cpu_fallback_at_some_steps_is_not_noted(tmp_path: Path) -> None:
-    program = """
-for step in range(60):
-    counted.reads += step % 2
-    run("step")
-    end_of_step()
-"""
-    assert look_at(tmp_path, program) == []
+def test_recompile_notes_are_limited_if_every_step_is_new(tmp_path: Path) -> None:
+    program, _ = told(list(range(1, 60)))
+    assert len(look_at(tmp_path, program, torch=torch)) == MOST
 
 
 def test_recompile_difference_in_words() -> None:
@@ -252,14 +238,11 @@ def test_recompile_difference_in_words() -> None:
     assert difference({"z": ((1,), f32)}, before) == ""
 
 
-def tell(
-    run: RunDir, rank: int, step: int, what: str = "x has 17 rows, 32 before", compiled: bool = True
-) -> None:
+def tell(run: RunDir, rank: int, step: int, seconds: float | None = 2.5) -> None:
     path = run.recompiled(0, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    news: dict[str, Any] = {"step": step, "place": "cell [4], line 9", "what": what}
-    news["seconds"] = 0.5 + rank if compiled else None
-    append_text(path, json.dumps(news) + "\n")
+    note = RecompileNote(step, "cell [4], line 9", "x has 17 rows, 32 before", seconds)
+    append_text(path, json.dumps(asdict(note)) + "\n")
 
 
 def test_recompile_notes_of_ranks_are_joined(tmp_path: Path) -> None:
@@ -269,19 +252,13 @@ def test_recompile_notes_of_ranks_are_joined(tmp_path: Path) -> None:
     for rank in range(3):
         tell(run, rank, 13)
     tell(run, 2, 400)
+    for rank in range(3):
+        tell(run, rank, 500, None)
     assert notes.read(last=True) == [
         "the ranks recompiled at step 13 (2.5 s): x has 17 rows, 32 before (cell [4], line 9)",
+        "the ranks: x has 17 rows, 32 before (cell [4], line 9)",
         "rank 2 recompiled at step 400 (2.5 s): x has 17 rows, 32 before (cell [4], line 9)",
     ]
-    notes.close()
-
-
-def test_cpu_read_notes_of_ranks_are_joined(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    notes = RecompileNotes(run, 0, range(2))
-    for rank in range(2):
-        tell(run, rank, 24, "a number is read", compiled=False)
-    assert notes.read(last=True) == ["the ranks: a number is read (cell [4], line 9)"]
     notes.close()
 
 
@@ -334,41 +311,6 @@ for step in range(1, 13):
     loss.backward()
     xm.optimizer_step(opt)
     torch_xla.sync()
-"""
-CLEAN = """%%tpu_train --cores 2
-import torch, torch_xla
-import torch_xla.core.xla_model as xm
-import torch_xla.distributed.parallel_loader as pl
-from torch.utils.data import DataLoader, TensorDataset
-import tpunb
-from tpunb.training import MaskedMean, shard
-device = torch_xla.device()
-model = torch.nn.Sequential(torch.nn.Linear(6, 2), torch.nn.Dropout(0.1)).to(device)
-opt = torch.optim.AdamW(model.parameters(), 0.01)
-plan = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 30)
-data = TensorDataset(torch.randn(120, 6))
-for epoch in range(4):
-    for step, ((x,), mask) in enumerate(pl.MpDeviceLoader(shard(data, 8), device)):
-        loss = model(x).square().mean() / 4
-        loss.backward()
-        if step % 4 == 3:
-            xm.optimizer_step(opt)
-            opt.zero_grad()
-            plan.step()
-        tpunb.log(loss=loss)
-    mean = MaskedMean()
-    with torch.no_grad():
-        for (x,), mask in shard(data, 8):
-            mean.add(model(x.to(device)).sum(1), mask.to(device))
-            torch_xla.sync()
-    print(mean.mean().item())
-for step in range(30):
-    loss = model(torch.randn(8, 6).to(device)).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    xm.optimizer_step(opt)
-    torch_xla.sync()
-    {read}
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 
 import pytest
@@ -28,18 +27,6 @@ def test_the_version_was_looked_at() -> None:
     assert version.startswith(private_names.VERSIONS), (
         f"look at tpunb.xla.private_names for torch_xla {version}"
     )
-
-
-def test_the_names_are_there(device: torch.device) -> None:
-    xlac = import_module("torch_xla")._XLAC
-    assert callable(xlac._xla_step_marker)
-    assert xlac._xla_step_marker.__doc__.startswith("_xla_step_marker(device: str")
-    assert callable(xlac._xla_runtime_is_initialized)
-    xm = import_module("torch_xla.core.xla_model")
-    assert callable(getattr(xm, private_names.STEP_CLOSURES))
-    assert "optimizer" in inspect.signature(xm.reduce_gradients).parameters
-    assert all(callable(getattr(xm, name)) for name in private_names.REDUCING)
-    assert runtime.is_running()
 
 
 def test_programs_are_counted_when_they_start(device: torch.device) -> None:

@@ -47,11 +47,7 @@ def test_autocast_and_the_master_s_address(driver: Driver, ranks: int) -> None:
     lines = [
         f"[{rank}] {line}"
         for rank in range(ranks)
-        for line in (
-            "torch.bfloat16",
-            "torch.float32",
-            "localhost TPU",
-        )
+        for line in ("torch.bfloat16", "torch.float32", "localhost TPU")
     ]
     assert sorted(line for line in seen.log if "err]" not in line) == sorted(lines)
 

@@ -54,7 +54,7 @@ from tpunb.utils import descriptors, env_vars
 from tpunb.utils.errors import SetupError
 from tpunb.utils.name_service import restore_sources, use_hosts_file_only
 from tpunb.worker import fork_safety
-from tpunb.worker.rank_marks import Mark, RankMark, RankMarks
+from tpunb.worker.rank_marks import RankEnd, RankMark, RankMarks
 
 Become = Callable[[int, int, int, dict[str, str], RankMark], NoReturn]
 """Called in a new process with rank, local rank, attempt, the rank's environment and its mark."""
@@ -67,12 +67,7 @@ class ForkingAgent(SimpleElasticAgent):
     """Forks the ranks of one run and watches them."""
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        host: Host,
-        run: RunDir,
-        reports: MessageWriter,
-        become: Become,
+        self, spec: WorkerSpec, host: Host, run: RunDir, reports: MessageWriter, become: Become
     ) -> None:
         super().__init__(spec)
         self._host = host
@@ -152,7 +147,7 @@ class ForkingAgent(SimpleElasticAgent):
                 rank, mark = self._ranks[local_rank], self._marks.of(local_rank)
                 mark.save_description(self._run_dir.error(self._attempt, rank))
                 peak = used.ru_maxrss * 1024  # Linux counts kilobytes
-                finished = mark.read() is Mark.FINISHED
+                finished = mark.read() is RankEnd.FINISHED
                 # Not time.time: a cell may have it stand still (freezegun).
                 now = time.clock_gettime(time.CLOCK_REALTIME)
                 self._reports.send(RankExited(rank, code, now, peak, finished))
@@ -172,7 +167,7 @@ class ForkingAgent(SimpleElasticAgent):
     def _any_failed(self) -> bool:
         """True if a rank has failed, even if it is still ending (exit handlers, threads)."""
         marks = [self._marks.of(local_rank).read() for local_rank in self._codes]
-        unfinished = any(mark is not Mark.FINISHED for mark in marks)
+        unfinished = any(mark is not RankEnd.FINISHED for mark in marks)
         return unfinished or any(self._codes.values()) or self._marks.any_failed()
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

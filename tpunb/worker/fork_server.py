@@ -83,7 +83,7 @@ def _import_libraries() -> None:
 def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None:
     """Fork a runner for each order, until the supervisor is gone."""
     from tpunb.worker import fork_safety, runner  # loaded by now
-    from tpunb.worker.prelude import Keeper
+    from tpunb.worker.prelude import PreludeCopier
 
     def tell(pid: int) -> None:
         reports.send(RunnerForked(pid))
@@ -96,8 +96,8 @@ def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None
             if processes.fork_orphan(fork_safety.fork, tell) == 0:
                 orders.close()
                 processes.die_with_adopter(supervisor)
-                keeper = Keeper(reports, sockets, order.first_copy, supervisor, runner.main)
-                runner.main(order, keeper, reports, None)
+                copier = PreludeCopier(reports, sockets, order.first_copy, supervisor, runner.main)
+                runner.main(order, copier, reports, None)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for each in sockets:
             each.close()

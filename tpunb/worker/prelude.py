@@ -72,7 +72,7 @@ class Prelude:
         self.in_copy.restore()
 
     def execute(
-        self, run: RunDir, spec: RunSpec, reports: MessageWriter, keeper: Keeper
+        self, run: RunDir, spec: RunSpec, reports: MessageWriter, copier: PreludeCopier
     ) -> str | None:
         """Run the cells that have not run yet; return why the ranks cannot be forked, or None."""
         check = ForkSafetyCheck()
@@ -98,9 +98,9 @@ class Prelude:
                 reports.send(PreludeNotKept(self._not_kept))
             if not self._not_kept:
                 last = self.ran == len(blocks)
-                keeper.cell_ended(self, check, last=last, values=block.values)
+                copier.cell_ended(self, check, last=last, values=block.values)
         check.close()
-        keeper.close()
+        copier.close()
         return None
 
     def local_modules(self) -> dict[str, list[int]]:
@@ -217,8 +217,10 @@ class Copy:
                     continue
                 orders.close()
                 self._reports.send(RunnerForked(os.getpid()))
-                keeper = Keeper(self._reports, sockets, number + 1, self._supervisor, self._run_on)
-                self._run_on(order, keeper, self._reports, self._prelude)
+                copier = PreludeCopier(
+                    self._reports, sockets, number + 1, self._supervisor, self._run_on
+                )
+                self._run_on(order, copier, self._reports, self._prelude)
         finally:
             os._exit(0)
 
@@ -233,7 +235,7 @@ class Copy:
         return False
 
 
-class Keeper:
+class PreludeCopier:
     """Leaves copies of a runner: after each of the first cells, later only if it saves time."""
 
     def __init__(
@@ -300,5 +302,5 @@ class Keeper:
         self._sockets.clear()
 
 
-RunOn = Callable[[ForkRunner, Keeper, MessageWriter, Prelude | None], NoReturn]
+RunOn = Callable[[ForkRunner, PreludeCopier, MessageWriter, Prelude | None], NoReturn]
 """`runner.main`, which carries out an order to the end of its run."""

@@ -36,7 +36,7 @@ from tpunb.worker.step_trace import StepTrace
 from tpunb.worker.stepped import stepped_models
 from tpunb.worker.supervisor import stacks
 from tpunb.xla import counters, device, launchers, loaders, runtime, spmd
-from tpunb.xla.rehearsal import call, ranks, stats
+from tpunb.xla.rehearsal import call, install, ranks, stats
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def main(task: Assignment, reports: MessageWriter) -> NoReturn:
         script_end.exit_like_an_interpreter()
         if code == 0:
             try:
-                device.end_device(task.spec.device, task.spec.world_size)
+                install.end_rehearsal()
             except Exception as error:
                 code = 1
                 _report_error(error, task)
@@ -193,7 +193,7 @@ def _work(task: Assignment) -> int:
         _report_error(error, task)
         return 130
     except BaseException as error:
-        device.name_departed_ranks(error, task.spec.device, task.spec.world_size)
+        install.name_departed(error, task.spec.world_size)
         _report_error(error, task)
         return 1
 
@@ -247,8 +247,7 @@ def _report_error(error: BaseException, task: Assignment) -> None:
     """Describe the error in error.json and on the rank's standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop is too late to matter
     task.mark.fail(
-        cells.describe_error(error, task.run, task.spec),
-        task.run.error(task.attempt, task.rank),
+        cells.describe_error(error, task.run, task.spec), task.run.error(task.attempt, task.rank)
     )
     if not isinstance(error, KeyboardInterrupt):
         cells.print_error(error, task.run, task.spec)
@@ -262,7 +261,7 @@ def _report_error_of_fork(error: BaseException, task: Assignment) -> None:
 
 def _finish(task: Assignment) -> None:
     """After a train cell that ended well: write metrics, and the values for the kernel."""
-    device.finish_device(task.spec.device, task.spec.world_size)
+    install.leave_rehearsal()
     returns.finish_pending_work()
     stepped_models.save(task.run.models(task.attempt, task.rank))
     if task.spec.spmd and (unused := spmd.unused_warning()):

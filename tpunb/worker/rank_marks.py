@@ -22,7 +22,7 @@ _LENGTH = 8
 """Bytes before a description: the mark, and the length of the description."""
 
 
-class Mark(IntEnum):
+class RankEnd(IntEnum):
     """The end of a rank's work."""
 
     NONE = 0
@@ -44,7 +44,7 @@ class RankMarks:
         return RankMark(self._memory, rank * _ROOM)
 
     def any_failed(self) -> bool:
-        return any(self.of(rank).read() is Mark.FAILED for rank in range(self._ranks))
+        return any(self.of(rank).read() is RankEnd.FAILED for rank in range(self._ranks))
 
 
 class RankMark:
@@ -54,23 +54,23 @@ class RankMark:
         self._memory = memory
         self._offset = offset
 
-    def read(self) -> Mark:
-        return Mark(self._memory[self._offset])
+    def read(self) -> RankEnd:
+        return RankEnd(self._memory[self._offset])
 
     def finish(self) -> None:
-        """Mark that the train cell has ended well in this rank."""
-        if self.read() is Mark.NONE:
-            self._memory[self._offset] = Mark.FINISHED
+        """RankEnd that the train cell has ended well in this rank."""
+        if self.read() is RankEnd.NONE:
+            self._memory[self._offset] = RankEnd.FINISHED
 
     def fail(self, description: dict[str, Any], file: Path) -> None:
         """Write the description of this rank's failure to its error.json; only the first counts."""
-        if self.read() is Mark.FAILED:
+        if self.read() is RankEnd.FAILED:
             return
         try:
             write_json(file, description)
         except OSError:  # no descriptor left, a file size limit, a full disk: the runner tries
             self._keep(description)
-        self._memory[self._offset] = Mark.FAILED
+        self._memory[self._offset] = RankEnd.FAILED
 
     def _keep(self, description: dict[str, Any]) -> None:
         data = json.dumps(description).encode()

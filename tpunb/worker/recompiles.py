@@ -74,12 +74,7 @@ class StepMonitor:
     The functions in `after_step` are called with the number of each step.
     """
 
-    def __init__(
-        self,
-        lines: CellLines,
-        path: Path,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, lines: CellLines, path: Path, counters: Counters) -> None:
         self._lines = lines
         self._path = path
         self._counters = counters

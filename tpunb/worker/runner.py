@@ -19,49 +19,35 @@ from typing import NoReturn
 
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
-from tpunb.runs.protocol import (
-    ForkRunner,
-    MessageWriter,
-    PreludeNotForkable,
-    RunnerExits,
-)
+from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, descriptors, env_vars, files
-from tpunb.worker import (
-    cells,
-    elastic,
-    figures,
-    fork_safety,
-    kept_device,
-    rank,
-    stdio,
-    values_read,
-)
+from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, stdio, values_read
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
-from tpunb.worker.prelude import Keeper, Prelude
+from tpunb.worker.prelude import Prelude, PreludeCopier
 from tpunb.worker.rank_marks import RankMark
 
 
 def main(
-    order: ForkRunner, keeper: Keeper, reports: MessageWriter, prelude: Prelude | None
+    order: ForkRunner, copier: PreludeCopier, reports: MessageWriter, prelude: Prelude | None
 ) -> NoReturn:
     """Carry out an order, and end the process with the exit code of the run.
 
-    `keeper` leaves copies of this process; `prelude` is the prelude whose first cells have run in
+    `copier` leaves copies of this process; `prelude` is the prelude whose first cells have run in
     this process already, or None. SIGINT is blocked when this begins.
     """
     run = RunDir(order.dir)
     spec = run.read_spec()
     host: Host = SingleHost(run.id)
     if order.node_rank is not None:
-        decisions = keeper.take_socket()
+        decisions = copier.take_socket()
         host = HostOfSeveral(
             run, spec, order.node_rank, order.address, order.port, decisions, reports
         )
     code = 1
     try:
-        code = _run(run, spec, order, keeper, reports, prelude, host)
+        code = _run(run, spec, order, copier, reports, prelude, host)
     except KeyboardInterrupt as error:
         cells.write_error(error, run, spec, 0, None)
         code = 130
@@ -80,7 +66,7 @@ def _run(
     run: RunDir,
     spec: RunSpec,
     order: ForkRunner,
-    keeper: Keeper,
+    copier: PreludeCopier,
     reports: MessageWriter,
     prelude: Prelude | None,
     host: Host,
@@ -116,7 +102,7 @@ def _run(
         cpus.restore_priority()
     descriptors.keep_own()
     if order.replicate is None:
-        problem = prelude.execute(run, spec, reports, keeper)
+        problem = prelude.execute(run, spec, reports, copier)
         descriptors.note_users()
         if problem is not None:
             reports.send(PreludeNotForkable(problem))

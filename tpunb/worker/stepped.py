@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
 from tpunb.xla import tensors
-from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_frames
+from tpunb.xla.rehearsal.call import CodeLine, RankCall, running_line, users_frames
 from tpunb.xla.rehearsal.stats import collective_stats
 
 MOST_MODELS = 4
@@ -64,7 +64,7 @@ class SteppedModels:
         if model is not None:
             model.end_step(optimizer, self._collectives and self._collectives())
 
-    def exchanged(self, call: Call, size: int, line: CodeLine | None) -> None:
+    def exchanged(self, call: RankCall, size: int, line: CodeLine | None) -> None:
         """Note a collective of this rank."""
         for model in self._models:
             model.exchanged(call, size, line)
@@ -124,7 +124,7 @@ class _Model:
         self._line: CodeLine | None = None
         self._averaged_at: CodeLine | None = None
 
-    def exchanged(self, call: Call, size: int, line: CodeLine | None) -> None:
+    def exchanged(self, call: RankCall, size: int, line: CodeLine | None) -> None:
         """Note a collective. Without tensors, it has sent Python objects of this size."""
         if call.tensors and call.digest not in self._sizes:
             self._sizes[call.digest] = self._sizes_in(call)
@@ -134,7 +134,7 @@ class _Model:
         if model:
             self._line = line
 
-    def _sizes_in(self, call: Call) -> tuple[int, bool]:
+    def _sizes_in(self, call: RankCall) -> tuple[int, bool]:
         """The numbers in a call that may be gradients or parameters; whether it has others."""
         model, other = 0, False
         for described in call.tensors:
@@ -174,7 +174,7 @@ class _Model:
         """The samples. Copies the parameters to the CPU, in one transfer."""
         kept = list(self._samples.values())
         gradients = [None if _is_sparse(each.grad) else each.grad for each in kept]
-        copy = tensors.ToCpu([*kept, *(each for each in gradients if each is not None)])
+        copy = tensors.CpuCopies([*kept, *(each for each in gradients if each is not None)])
         parameters = []
         for (name, each), gradient in zip(self._samples.items(), gradients, strict=True):
             slope = () if gradient is None else _sample(copy(gradient))

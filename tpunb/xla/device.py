@@ -179,27 +179,3 @@ def count_chips() -> int:
 
     chips: int = tpu.num_available_chips()
     return chips
-
-
-def finish_device(device: Device, world_size: int) -> None:
-    """Leave the device's collectives after a train cell that ended well."""
-    if device == "CPU" and world_size > 1:
-        from tpunb.xla.rehearsal.install import leave_rehearsal
-
-        leave_rehearsal()
-
-
-def name_departed_ranks(error: BaseException, device: Device, world_size: int) -> None:
-    """Name ranks that have left the train cell in an error that has ended it on this rank."""
-    if device == "CPU" and world_size > 1:
-        from tpunb.xla.rehearsal.install import name_departed
-
-        name_departed(error, world_size)
-
-
-def end_device(device: Device, world_size: int) -> None:
-    """Leave the device at the end of the process. Raises the first error of its collectives."""
-    if device == "CPU" and world_size > 1:
-        from tpunb.xla.rehearsal.install import end_rehearsal
-
-        end_rehearsal()

@@ -13,7 +13,7 @@ from tpunb.runs import heartbeat
 from tpunb.xla import tensors
 
 
-class _ToCpu(pickle.Pickler):
+class _CpuPickler(pickle.Pickler):
     """Pickles tensors of other devices, at any depth inside a value, as CPU tensors."""
 
     def reducer_override(self, value: Any) -> Any:
@@ -26,9 +26,9 @@ class _ToCpu(pickle.Pickler):
 
 
 def _pickle_module() -> ModuleType:
-    """A pickle module for torch.save: the standard one with `_ToCpu` as its Pickler."""
+    """A pickle module for torch.save: the standard one with `_CpuPickler` as its Pickler."""
     module = ModuleType("tpunb_pickle")
-    module.__dict__.update(vars(pickle), Pickler=_ToCpu)
+    module.__dict__.update(vars(pickle), Pickler=_CpuPickler)
     return module
 
 

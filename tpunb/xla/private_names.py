@@ -12,6 +12,7 @@ replacement (`from torch_xla.core.xla_model import all_reduce`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,7 @@ VERSIONS = ("2.8", "2.9")
 XLAC = "torch_xla._XLAC"
 OPS = "_c10d_functional"
 
-Kind = Literal[
+NameKind = Literal[
     "identity",
     "collective",
     "refused",
@@ -44,401 +45,251 @@ class Name:
     owner: str
     """A module, the namespace of an operator library, or the class of an 'attribute'."""
     name: str
-    kind: Kind
+    kind: NameKind
     """How it is used. 'identity', 'collective', 'compiler', 'meeting' and 'launcher' are
     replaced by functions of the same meaning, 'refused' by one that raises NotRehearsedError,
     'spmd' by one that raises SpmdError or SetupError; 'state' is set; a 'loader' has a method
     replaced; a 'step' is wrapped; 'read' and 'attribute' are only called or read."""
     why: str
-    versions: tuple[str, ...] = VERSIONS
 
 
-def _each(owner: str, kind: Kind, why: str, *names: str) -> tuple[Name, ...]:
-    return tuple(Name(owner, name, kind, why) for name in names)
+# By owner and use: names, and why they are used.
+_WHY: Mapping[tuple[str, NameKind], Mapping[str, str]] = {
+    (XLAC, "identity"): {
+        "_xla_get_process_index _xla_get_num_processes _xla_get_default_device_ordinal "
+        "_xla_get_device_ordinal _xla_get_replication_devices_count _xla_get_replication_devices "
+        "_xla_get_all_devices _xla_get_all_runtime_devices _xla_get_all_device_attributes "
+        "_xla_num_global_devices": (
+            "the number of this process and of all: each rank has an XLA client of its own"
+        ),
+        "_xla_set_replication_devices": (
+            "the XLA client knows one device; xm.set_replication would name devices that it lacks"
+        ),
+        "_xla_memory_info": (
+            "XLA's client for CPUs raises; a training loop that logs xm.get_memory_info() must run"
+        ),
+        "_ensure_xla_coordinator_initialized _activate_preemption_sync_manager "
+        "_sync_point_reached": (
+            "CheckpointManager starts a service for notices of preemption, which no rehearsal gets"
+        ),
+    },
+    ("torch_xla.runtime", "state"): {
+        "_WORLD_SIZE _ORDINAL": (
+            "xr.world_size() and xr.global_ordinal() cache their first answer here, and the "
+            "prelude may have called them before the fork"
+        )
+    },
+    (XLAC, "collective"): {
+        "_xla_all_reduce _xla_all_reduce_inplace": (
+            "xm.all_reduce with scale, groups or a list; all of xm.optimizer_step, "
+            "xm.reduce_gradients, xm.collective_broadcast, ProcessGroupXla"
+        ),
+        "_xla_all_gather _xla_all_gather_out _xla_all_gather_coalesced "
+        "_xla_all_gather_coalesced_out": ("xm.all_gather with pin_layout=False, output or a list"),
+        "_xla_reduce_scatter _xla_reduce_scatter_out _xla_reduce_scatter_coalesced "
+        "_xla_reduce_scatter_coalesced_out": (
+            "xm.reduce_scatter: of one tensor or a list, with output and without"
+        ),
+        "_xla_all_to_all": "xm.all_to_all",
+        "_xla_collective_permute": "xm.collective_permute, and torch.distributed's send and recv",
+        "_set_all_reduce_token": (
+            "torch_xla.sync() ends a program, in which XLA wants all all-reduces pinned or none"
+        ),
+    },
+    (OPS, "collective"): {
+        "all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single": (
+            "torch.distributed in torch.compile, and xm.all_reduce without scale, groups and list, "
+            "so that dynamo can trace it"
+        )
+    },
+    ("torch_xla.core.xla_model", "collective"): {
+        "_all_gather_using_all_reduce": (
+            "xm.all_gather with pin_layout, its default: upstream reduces tensors that each rank "
+            "has padded with zeros: a program per rank, and the bytes times the number of ranks"
+        ),
+        "xla_rendezvous": (
+            "xm.rendezvous and xm.mesh_reduce: upstream sends payloads as tensors and compiles a "
+            "program for each size of payload"
+        ),
+    },
+    (XLAC, "refused"): {
+        "_xla_send _xla_recv": (
+            "a channel does not name the ranks that it joins, and upstream knows no way to use one "
+            "on a TPU (pytorch/xla#8074); use xm.collective_permute"
+        ),
+        "_xla_spmd_all_reduce _xla_spmd_reduce_scatter": (
+            "SPMD is another mode: one process that drives all cores"
+        ),
+    },
+    (XLAC, "spmd"): {
+        "_xla_get_spmd_config_is_locked _xla_force_spmd_device": (
+            "xr.use_spmd() calls the first at once, and the second if a device was used before: "
+            "refused in one of several ranks, and the second if SPMD has several CPU devices"
+        ),
+        "_xla_mark_sharding": "refused in one of several ranks",
+        "_xla_get_devices _xla_num_devices": (
+            "a rank has one device: threads for several, as on a TPU v2 or v3, are refused"
+        ),
+    },
+    (XLAC, "read"): {
+        "_xla_sync_live_tensors _xla_get_cpu_tensors": (
+            "all live tensors are computed before some are read: computing only those that are "
+            "read may donate a buffer that others still need ('Check failed: !buffer->IsDeleted()')"
+        ),
+        "_check_tensor_need_materialization _xla_wait_device_ops _get_tensors_handle _to_dlpack "
+        "_from_dlpack": (
+            "whether a tensor has to be computed, and its memory, which on the CPU is not copied; "
+            "the handles are read because _to_dlpack ends the process if a tensor has no memory"
+        ),
+        "_get_graph_hash _get_xla_tensors_text": (
+            "the ranks compare the programs that lead to their collectives: a hash, and for people "
+            "the operations"
+        ),
+        "_get_allow_execution _set_allow_execution": (
+            "torch_xla.compile(full_graph=True) forbids programs that end within it, as one does "
+            "at a rehearsed collective"
+        ),
+        "_get_tensors_xla_device_data_node _get_use_eager_mode": (
+            "which collectives a value depends on: the inputs of its graph, by their numbers; in "
+            "eager mode none, because each runs when it is called"
+        ),
+        "_xla_increment_counter": (
+            "the counters of torch_xla.debug.metrics that its own collectives increment"
+        ),
+        "_xla_runtime_is_initialized": (
+            "whether this process uses a device: it cannot be forked then, and has counters to read"
+        ),
+        "_xla_get_tensor_id": (
+            "the same for a tensor and its detached copies, so that tied weights stay tied in a "
+            "save"
+        ),
+    },
+    (XLAC, "step"): {
+        "_xla_sync_multi": (
+            "xm.save and xm.unlazy run the programs of tensors with it, on every rank"
+        ),
+        "_xla_step_marker": (
+            "torch_xla.sync(), xm.mark_step() and the loaders' next batch end a step here: ranks "
+            "and %%tpu_debug check whether XLA compiled again"
+        ),
+    },
+    ("torch_xla.core.xla_model", "read"): {
+        "_run_step_closures": "its frame: values that step closures read do not slow the loop"
+    },
+    ("torch_xla._internal.tpu", "read"): {
+        "num_available_chips configure_one_chip_topology configure_topology": (
+            "a rank's own chip: how many there are, and the environment that selects one"
+        )
+    },
+    ("torch_xla._internal.pjrt", "read"): {
+        "initialize_singleprocess": "a rank starts the runtime as torch_xla's own launcher does"
+    },
+    ("torch_xla.distributed.parallel_loader.MpDeviceLoader", "attribute"): {
+        "_loader _parallel_loader": "the loader inside is replaced, in a copy"
+    },
+    ("torch_xla.distributed.parallel_loader.ParallelLoader", "attribute"): {
+        "_loader_worker _cpu_loader _exception_queue": (
+            "the thread that reads the data set, its loader, and the queue for its errors"
+        )
+    },
+    ("torch", "read"): {
+        "_is_functional_tensor _sync _from_functional_tensor": (
+            "inside an XLA tensor is the tensor of the computation: for tpunb.log, which keeps a "
+            "value without computing it, for SPMD's sharded tensors, and to overwrite a view"
+        ),
+        "_to_cpu": "copies a list of tensors to the CPU at once",
+        "_foreach_copy_": "copies a list of tensors in one operation",
+    },
+    ("torch.Tensor", "attribute"): {
+        "_version _is_view _use_count": (
+            "whether a tensor was changed in place, is a view, or shares its memory"
+        )
+    },
+    ("torch.UntypedStorage", "attribute"): {"_cdata": "the argument of _storage_Use_Count"},
+    ("torch._C", "read"): {
+        "_storage_Use_Count": (
+            "whether XLA has released memory that it took over, so that the memory can be reused"
+        )
+    },
+    ("torch.autograd.Variable", "attribute"): {
+        "_execution_engine": (
+            "every backward pass goes through its run_backward: the first is noticed"
+        )
+    },
+    ("torch._ops", "read"): {"OpOverload": "the operators of a graph: which are collectives?"},
+    ("torch._C._distributed_c10d.ProcessGroupGloo", "attribute"): {
+        "_Options _allgather_base": (
+            "gloo without a process group of the user's: large tensors of rehearsed collectives"
+        )
+    },
+    ("torch_xla._dynamo.dynamo_bridge", "compiler"): {
+        "extract_compiled_graph_helper": (
+            "torch.compile: a graph with collectives is run by lazy tensors, all others as usual"
+        )
+    },
+    ("torch.distributed.rendezvous", "meeting"): {
+        "_rendezvous_handlers _create_c10d_store": (
+            "the rendezvous of init_process_group: of xla://, and the store of env://"
+        )
+    },
+    ("torch_xla._internal.pjrt", "launcher"): {
+        "spawn run_multiprocess": (
+            "torch_xla.launch and xmp.spawn end here, however they were imported"
+        )
+    },
+    ("torch_xla.torch_xla", "launcher"): {
+        "dist": "torch_xla.launch checks with it for torch elastic, to pass the local rank"
+    },
+    ("torch_xla.distributed.parallel_loader", "loader"): {
+        "ParallelLoader": (
+            "_loader_worker is replaced: an error in the data set silently ends the loop; "
+            "next_item is timed, as below"
+        )
+    },
+    ("torch.utils.data.dataloader", "loader"): {
+        "_BaseDataLoaderIter": "__next__ is timed: how long the loop waits for its input"
+    },
+    ("accelerate.launchers", "launcher"): {
+        "notebook_launcher": (
+            "starts processes; accelerate and the user hold the function itself, so its code is "
+            "replaced"
+        )
+    },
+    ("torch_xla._internal.tpu", "identity"): {
+        "num_available_devices": (
+            "Lightning's accelerator='tpu' uses as many cores as this counts on the PCI bus"
+        )
+    },
+    ("torch_xla.amp.autocast_mode", "identity"): {
+        "xm": "torch_xla.amp.autocast checks with it whether the device is a TPU, and fails if not"
+    },
+}
 
-
-# Lightning comes as one package, and as the two that it is made of.
+# Lightning comes as one package, and as the two that it is made of. Checked with 2.6.
 TRAINER = ("lightning.pytorch", "pytorch_lightning")
 FABRIC = ("lightning.fabric", "lightning_fabric")
-
-
-def _lightning(kind: Kind, why: str, *places: tuple[tuple[str, str], str, str]) -> tuple[Name, ...]:
-    return tuple(
-        Name(f"{package}.{module}", name, kind, why, versions=("2.6",))
-        for packages, module, name in places
-        for package in packages
-    )
-
+_LIGHTNING: Sequence[tuple[NameKind, str, str, str]] = (
+    ("launcher", "strategies.launchers.xla", "_XLALauncher", "waits for a result of rank 0"),
+    ("state", "strategies.xla", "XLAStrategy", "_launched: without it a strategy is rank 0 of 1"),
+)
+_LIGHTNING_FABRIC: Sequence[tuple[NameKind, str, str, str]] = (
+    ("state", "strategies.xla_fsdp", "XLAFSDPStrategy", "as XLAStrategy"),
+    ("state", "utilities.rank_zero", "rank_zero_only", "its rank is read at the import"),
+    ("state", "accelerators.xla", "XLAAccelerator", "it caches the first count of devices"),
+)
 
 NAMES: tuple[Name, ...] = (
-    *_each(
-        XLAC,
-        "identity",
-        "the number of this process and of all: each rank has an XLA client of its own",
-        "_xla_get_process_index",
-        "_xla_get_num_processes",
-        "_xla_get_default_device_ordinal",
-        "_xla_get_device_ordinal",
-        "_xla_get_replication_devices_count",
-        "_xla_get_replication_devices",
-        "_xla_get_all_devices",
-        "_xla_get_all_runtime_devices",
-        "_xla_get_all_device_attributes",
-        "_xla_num_global_devices",
+    *(
+        Name(owner, name, kind, why)
+        for (owner, kind), names in _WHY.items()
+        for joined, why in names.items()
+        for name in joined.split()
     ),
-    Name(
-        XLAC,
-        "_xla_set_replication_devices",
-        "identity",
-        "the XLA client knows one device; xm.set_replication would name devices that it lacks",
-    ),
-    Name(
-        XLAC,
-        "_xla_memory_info",
-        "identity",
-        "XLA's client for CPUs raises; a training loop that logs xm.get_memory_info() must run",
-    ),
-    *_each(
-        "torch_xla.runtime",
-        "state",
-        "xr.world_size() and xr.global_ordinal() cache their first answer here, and the prelude "
-        "may have called them before the fork",
-        "_WORLD_SIZE",
-        "_ORDINAL",
-    ),
-    *_each(
-        XLAC,
-        "collective",
-        "xm.all_reduce with scale, groups or a list; all of xm.optimizer_step, "
-        "xm.reduce_gradients, xm.collective_broadcast, ProcessGroupXla",
-        "_xla_all_reduce",
-        "_xla_all_reduce_inplace",
-    ),
-    *_each(
-        XLAC,
-        "collective",
-        "xm.all_gather with pin_layout=False, output or a list",
-        "_xla_all_gather",
-        "_xla_all_gather_out",
-        "_xla_all_gather_coalesced",
-        "_xla_all_gather_coalesced_out",
-    ),
-    *_each(
-        XLAC,
-        "collective",
-        "xm.reduce_scatter: of one tensor or a list, with output and without",
-        "_xla_reduce_scatter",
-        "_xla_reduce_scatter_out",
-        "_xla_reduce_scatter_coalesced",
-        "_xla_reduce_scatter_coalesced_out",
-    ),
-    Name(XLAC, "_xla_all_to_all", "collective", "xm.all_to_all"),
-    Name(
-        XLAC,
-        "_xla_collective_permute",
-        "collective",
-        "xm.collective_permute, and torch.distributed's send and recv",
-    ),
-    Name(
-        XLAC,
-        "_set_all_reduce_token",
-        "collective",
-        "torch_xla.sync() ends a program, in which XLA wants all all-reduces pinned or none",
-    ),
-    *_each(
-        OPS,
-        "collective",
-        "torch.distributed in torch.compile, and xm.all_reduce without scale, groups and list, so "
-        "that dynamo can trace it",
-        "all_reduce",
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-    ),
-    Name(
-        "torch_xla.core.xla_model",
-        "_all_gather_using_all_reduce",
-        "collective",
-        "xm.all_gather with pin_layout, its default: upstream reduces tensors that each rank has "
-        "padded with zeros: a program per rank, and the bytes times the number of ranks",
-    ),
-    Name(
-        "torch_xla.core.xla_model",
-        "xla_rendezvous",
-        "collective",
-        "xm.rendezvous and xm.mesh_reduce: upstream sends payloads as tensors and compiles a "
-        "program for each size of payload",
-    ),
-    *_each(
-        XLAC,
-        "refused",
-        "a channel does not name the ranks that it joins, and upstream knows no way to use one on "
-        "a TPU (pytorch/xla#8074); use xm.collective_permute",
-        "_xla_send",
-        "_xla_recv",
-    ),
-    *_each(
-        XLAC,
-        "spmd",
-        "xr.use_spmd() calls the first at once, and the second if a device was used before: "
-        "refused in one of several ranks, and the second if SPMD has several CPU devices",
-        "_xla_get_spmd_config_is_locked",
-        "_xla_force_spmd_device",
-    ),
-    Name(XLAC, "_xla_mark_sharding", "spmd", "refused in one of several ranks"),
-    *_each(
-        XLAC,
-        "spmd",
-        "a rank has one device: threads for several, as on a TPU v2 or v3, are refused",
-        "_xla_get_devices",
-        "_xla_num_devices",
-    ),
-    *_each(
-        XLAC,
-        "refused",
-        "SPMD is another mode: one process that drives all cores",
-        "_xla_spmd_all_reduce",
-        "_xla_spmd_reduce_scatter",
-    ),
-    *_each(
-        XLAC,
-        "read",
-        "all live tensors are computed before some are read: computing only those that are "
-        "read may donate a buffer that others still need ('Check failed: !buffer->IsDeleted()')",
-        "_xla_sync_live_tensors",
-        "_xla_get_cpu_tensors",
-    ),
-    *_each(
-        XLAC,
-        "read",
-        "whether a tensor has to be computed, and its memory, which on the CPU is not copied; the "
-        "handles are read because _to_dlpack ends the process if a tensor has no memory",
-        "_check_tensor_need_materialization",
-        "_xla_wait_device_ops",
-        "_get_tensors_handle",
-        "_to_dlpack",
-        "_from_dlpack",
-    ),
-    *_each(
-        XLAC,
-        "read",
-        "the ranks compare the programs that lead to their collectives: a hash, and for people "
-        "the operations",
-        "_get_graph_hash",
-        "_get_xla_tensors_text",
-    ),
-    *_each(
-        XLAC,
-        "read",
-        "torch_xla.compile(full_graph=True) forbids programs that end within it, as one does at "
-        "a rehearsed collective",
-        "_get_allow_execution",
-        "_set_allow_execution",
-    ),
-    *_each(
-        XLAC,
-        "read",
-        "which collectives a value depends on: the inputs of its graph, by their numbers; in eager "
-        "mode none, because each runs when it is called",
-        "_get_tensors_xla_device_data_node",
-        "_get_use_eager_mode",
-    ),
-    Name(
-        XLAC,
-        "_xla_sync_multi",
-        "step",
-        "xm.save and xm.unlazy run the programs of tensors with it, on every rank",
-    ),
-    Name(
-        XLAC,
-        "_xla_increment_counter",
-        "read",
-        "the counters of torch_xla.debug.metrics that its own collectives increment",
-    ),
-    Name(
-        XLAC,
-        "_xla_step_marker",
-        "step",
-        "torch_xla.sync(), xm.mark_step() and the loaders' next batch end a step here: ranks and "
-        "%%tpu_debug check whether XLA compiled again",
-    ),
-    Name(
-        XLAC,
-        "_xla_runtime_is_initialized",
-        "read",
-        "whether this process uses a device: it cannot be forked then, and has counters to read",
-    ),
-    Name(
-        XLAC,
-        "_xla_get_tensor_id",
-        "read",
-        "the same for a tensor and its detached copies, so that tied weights stay tied in a save",
-    ),
-    Name(
-        "torch_xla.core.xla_model",
-        "_run_step_closures",
-        "read",
-        "its frame: values that step closures read do not slow the loop",
-    ),
-    *_each(
-        "torch_xla._internal.tpu",
-        "read",
-        "a rank's own chip: how many there are, and the environment that selects one",
-        "num_available_chips",
-        "configure_one_chip_topology",
-        "configure_topology",
-    ),
-    *_each(
-        "torch_xla._internal.pjrt",
-        "read",
-        "a rank starts the runtime as torch_xla's own launcher does",
-        "initialize_singleprocess",
-    ),
-    *_each(
-        "torch_xla.distributed.parallel_loader.MpDeviceLoader",
-        "attribute",
-        "the loader inside is replaced, in a copy",
-        "_loader",
-        "_parallel_loader",
-    ),
-    *_each(
-        "torch_xla.distributed.parallel_loader.ParallelLoader",
-        "attribute",
-        "the thread that reads the data set, its loader, and the queue for its errors",
-        "_loader_worker",
-        "_cpu_loader",
-        "_exception_queue",
-    ),
-    *_each(
-        "torch",
-        "read",
-        "inside an XLA tensor is the tensor of the computation: for tpunb.log, which keeps a value "
-        "without computing it, for SPMD's sharded tensors, and to overwrite a view",
-        "_is_functional_tensor",
-        "_sync",
-        "_from_functional_tensor",
-    ),
-    Name("torch", "_to_cpu", "read", "copies a list of tensors to the CPU at once"),
-    Name("torch", "_foreach_copy_", "read", "copies a list of tensors in one operation"),
-    *_each(
-        "torch.Tensor",
-        "attribute",
-        "whether a tensor was changed in place, is a view, or shares its memory",
-        "_version",
-        "_is_view",
-        "_use_count",
-    ),
-    Name("torch.UntypedStorage", "_cdata", "attribute", "the argument of _storage_Use_Count"),
-    Name(
-        "torch._C",
-        "_storage_Use_Count",
-        "read",
-        "whether XLA has released memory that it took over, so that the memory can be reused",
-    ),
-    Name(
-        "torch.autograd.Variable",
-        "_execution_engine",
-        "attribute",
-        "every backward pass goes through its run_backward: the first is noticed",
-    ),
-    Name("torch._ops", "OpOverload", "read", "the operators of a graph: which are collectives?"),
-    *_each(
-        "torch._C._distributed_c10d.ProcessGroupGloo",
-        "attribute",
-        "gloo without a process group of the user's: large tensors of rehearsed collectives",
-        "_Options",
-        "_allgather_base",
-    ),
-    Name(
-        "torch_xla._dynamo.dynamo_bridge",
-        "extract_compiled_graph_helper",
-        "compiler",
-        "torch.compile: a graph with collectives is run by lazy tensors, all others as usual",
-    ),
-    *_each(
-        "torch.distributed.rendezvous",
-        "meeting",
-        "the rendezvous of init_process_group: of xla://, and the store of env://",
-        "_rendezvous_handlers",
-        "_create_c10d_store",
-    ),
-    *_each(
-        "torch_xla._internal.pjrt",
-        "launcher",
-        "torch_xla.launch and xmp.spawn end here, however they were imported",
-        "spawn",
-        "run_multiprocess",
-    ),
-    Name(
-        "torch_xla.torch_xla",
-        "dist",
-        "launcher",
-        "torch_xla.launch checks with it for torch elastic, to pass the local rank",
-    ),
-    Name(
-        "torch_xla.distributed.parallel_loader",
-        "ParallelLoader",
-        "loader",
-        "_loader_worker is replaced: an error in the data set silently ends the loop; next_item is "
-        "timed, as below",
-    ),
-    Name(
-        "torch.utils.data.dataloader",
-        "_BaseDataLoaderIter",
-        "loader",
-        "__next__ is timed: how long the loop waits for its input",
-    ),
-    Name(
-        "accelerate.launchers",
-        "notebook_launcher",
-        "launcher",
-        "starts processes; accelerate and the user hold the function itself, so its code is "
-        "replaced",
-        versions=("1.x",),
-    ),
-    *_lightning(
-        "launcher",
-        "starts processes, and waits for a result of rank 0: launch calls the function instead",
-        (TRAINER, "strategies.launchers.xla", "_XLALauncher"),
-        (FABRIC, "strategies.launchers.xla", "_XLALauncher"),
-    ),
-    *_lightning(
-        "state",
-        "_launched: outside of its launcher a strategy acts as rank 0 of 1",
-        (TRAINER, "strategies.xla", "XLAStrategy"),
-        (FABRIC, "strategies.xla", "XLAStrategy"),
-        (FABRIC, "strategies.xla_fsdp", "XLAFSDPStrategy"),
-    ),
-    *_lightning(
-        "state",
-        "its attribute rank is read from the environment when Lightning is imported, which may "
-        "have been before the fork",
-        (FABRIC, "utilities.rank_zero", "rank_zero_only"),
-    ),
-    *_lightning(
-        "state",
-        "auto_device_count and is_available cache their first answer, which may be the prelude's",
-        (FABRIC, "accelerators.xla", "XLAAccelerator"),
-    ),
-    Name(
-        "torch_xla._internal.tpu",
-        "num_available_devices",
-        "identity",
-        "Lightning's accelerator='tpu' uses as many cores as this counts on the PCI bus",
-    ),
-    Name(
-        "torch_xla.amp.autocast_mode",
-        "xm",
-        "identity",
-        "torch_xla.amp.autocast checks with it whether the device is a TPU, and fails if not",
-    ),
-    *_each(
-        XLAC,
-        "identity",
-        "CheckpointManager starts a service for notices of preemption, which no rehearsal gets",
-        "_ensure_xla_coordinator_initialized",
-        "_activate_preemption_sync_manager",
-        "_sync_point_reached",
+    *(
+        Name(f"{package}.{module}", name, kind, why)
+        for packages, rows in (((*TRAINER, *FABRIC), _LIGHTNING), (FABRIC, _LIGHTNING_FABRIC))
+        for package in packages
+        for kind, module, name, why in rows
     ),
 )
 
@@ -483,8 +334,3 @@ SHARDED = "_is_sharded"
 """An attribute of the parameters of XlaFullyShardedDataParallel: this rank holds a part of them."""
 REDUCING = ("reduce_gradients", "all_reduce")
 """Public functions of torch_xla.core.xla_model that a step calls before the optimizer's step."""
-
-
-def names_of_kind(kind: Kind, owner: str | None = None) -> list[str]:
-    """The names of a kind, of one owner or of all."""
-    return [n.name for n in NAMES if n.kind == kind and owner in (None, n.owner)]

@@ -42,8 +42,7 @@ def device_memory() -> tuple[int, int] | None:
 
 
 def wrap_step_marker(
-    wrap: Callable[[Function], Function],
-    set_name: Callable[[Any, str, object], None] = setattr,
+    wrap: Callable[[Function], Function], set_name: Callable[[Any, str, object], None] = setattr
 ) -> None:
     """Replace torch_xla's step marker: torch_xla.sync(), xm.mark_step() and loaders call it.
 

@@ -74,7 +74,7 @@ def _from_functional(tensor: Any) -> Any:
     return torch._from_functional_tensor(tensor)
 
 
-class ToCpu:
+class CpuCopies:
     """CPU copies of a state's tensors that are on other devices, one per tensor."""
 
     def __init__(self, state: Any) -> None:

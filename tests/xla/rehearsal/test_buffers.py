@@ -4,56 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import Any
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
 
 
-def read_of_all_kinds() -> None:
-    import torch
-    import torch_xla
-
-    from tpunb.xla.rehearsal.tensors import read_values
-
-    device = torch_xla.device()
-    base = torch.arange(12.0, device=device)
-    view = base[2:8]
-    base += 1
-    kinds: dict[str, Any] = {
-        "computed": torch.ones(3, 4, device=device) * 2,
-        "only moved": torch.arange(5).to(device),
-        "a number in the program": torch.tensor(1.0).to(device),
-        "a number": torch.tensor(3.5).to(device),
-        "empty": torch.ones(0, 3, device=device),
-        "transposed": torch.arange(6.0, device=device).reshape(2, 3).t(),
-        "expanded": torch.ones(1, device=device).expand(4),
-        "view": view,
-        "requires grad": torch.ones(2, device=device, requires_grad=True),
-        **{
-            str(dtype): torch.tensor([0, 1, 1]).to(dtype).to(device)
-            for dtype in (torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float64)
-        },
-    }
-    for together in (list(kinds), *([name] for name in kinds)):
-        values = read_values([kinds[name] for name in together])
-        for name, value in zip(together, values, strict=True):
-            wanted = kinds[name].detach().cpu()
-            assert value.device.type == "cpu"
-            assert value.dtype == wanted.dtype, name
-            assert torch.equal(value, wanted), name
-            assert not value.requires_grad
-
-
-def test_values_of_all_kinds_are_read(ranks: Ranks) -> None:
-    ranks.values(read_of_all_kinds, 1)
-
-
 def shared() -> None:
-    import torch
-    import torch_xla
-
     from tpunb.xla.rehearsal import buffers
     from tpunb.xla.rehearsal.tensors import read_values
 
@@ -84,9 +43,6 @@ def test_memory_is_shared_with_xla(ranks: Ranks) -> None:
 
 
 def changed_in_place() -> list[float]:
-    import torch
-    import torch_xla
-
     from tpunb.xla.rehearsal import buffers
 
     plain = buffers.memory.empty(1 << 20, torch.float32).fill_(1.0)
@@ -106,8 +62,6 @@ def test_tensors_given_to_xla_can_be_changed_in_place(ranks: Ranks) -> None:
 
 
 def used_again() -> None:
-    import torch
-
     from tpunb.xla.rehearsal import buffers
 
     memory, count = buffers.memory, 1 << 20
@@ -136,7 +90,6 @@ def used_again() -> None:
 
 def lent() -> None:
     """XLA's own thread never drops the last reference to a Python object."""
-    import torch
 
     from tpunb.xla.rehearsal import buffers
 
@@ -157,10 +110,6 @@ def test_buffers_are_reused_after_xla_releases_them(ranks: Ranks) -> None:
 
 def of_all_sizes() -> list[float]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import transport, wire
 
     device = torch_xla.device()

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from tpunb.xla.rehearsal.call import Call, describe_mismatch, users_line
+from tpunb.xla.rehearsal.call import RankCall, describe_mismatch, users_line
 
 
 def test_collective_call_in_words() -> None:
-    assert str(Call("rendezvous")) == "rendezvous"
-    assert str(Call("rendezvous", label="'epoch'")) == "rendezvous 'epoch'"
-    one = Call("all_reduce sum", ("float32[3]",), "scale 0.5")
+    assert str(RankCall("rendezvous")) == "rendezvous"
+    assert str(RankCall("rendezvous", label="'epoch'")) == "rendezvous 'epoch'"
+    one = RankCall("all_reduce sum", ("float32[3]",), "scale 0.5")
     assert str(one) == "all_reduce sum of float32[3], scale 0.5"
-    two = Call("all_reduce sum", ("float32[3]", "int64[]"))
+    two = RankCall("all_reduce sum", ("float32[3]", "int64[]"))
     assert str(two) == "all_reduce sum of 2 tensors (float32[3], …)"
 
 
 def test_collective_call_digest_covers_what_must_match() -> None:
-    call = Call("all_reduce sum", ("float32[3]",), "scale 0.5")
-    same = Call("all_reduce sum", ("float32[3]",), "scale 0.5", label="other", place="elsewhere")
+    call = RankCall("all_reduce sum", ("float32[3]",), "scale 0.5")
+    same = RankCall(
+        "all_reduce sum", ("float32[3]",), "scale 0.5", label="other", place="elsewhere"
+    )
     assert call.digest == same.digest
     for other in (
-        Call("all_reduce min", ("float32[3]",), "scale 0.5"),
-        Call("all_reduce sum", ("float32[4]",), "scale 0.5"),
-        Call("all_reduce sum", ("float32[3]", "float32[3]"), "scale 0.5"),
-        Call("all_reduce sum", ("float32[3]",), "scale 0.25"),
+        RankCall("all_reduce min", ("float32[3]",), "scale 0.5"),
+        RankCall("all_reduce sum", ("float32[4]",), "scale 0.5"),
+        RankCall("all_reduce sum", ("float32[3]", "float32[3]"), "scale 0.5"),
+        RankCall("all_reduce sum", ("float32[3]",), "scale 0.25"),
     ):
         assert call.digest != other.digest
 
 
 def test_collective_call_description_keeps_the_user_line() -> None:
-    call = Call("all_reduce sum", ("float32[3]", "int64[]"), "scale 0.5", "'é'")
-    there = Call.from_description(call.described())
+    call = RankCall("all_reduce sum", ("float32[3]", "int64[]"), "scale 0.5", "'é'")
+    there = RankCall.from_description(call.described())
     assert (there.operation, there.tensors, there.detail, there.label) == (
         call.operation,
         call.tensors,
@@ -37,7 +39,9 @@ def test_collective_call_description_keeps_the_user_line() -> None:
         call.label,
     )
     assert there.place.startswith("line ")
-    assert there.place.endswith(" of test_call.py: there = Call.from_description(call.described())")
+    assert there.place.endswith(
+        " of test_call.py: there = RankCall.from_description(call.described())"
+    )
 
 
 def test_user_line_of_code_without_a_file() -> None:
@@ -49,7 +53,8 @@ def test_user_line_of_code_without_a_file() -> None:
 
 def test_mismatch_message_groups_ranks_that_agree() -> None:
     three, five = (
-        Call("all_reduce sum", (f"float32[{n}]",), place="line 4 of train.py: f(x)") for n in (3, 5)
+        RankCall("all_reduce sum", (f"float32[{n}]",), place="line 4 of train.py: f(x)")
+        for n in (3, 5)
     )
     assert describe_mismatch({0: three, 1: five, 2: three}).splitlines() == [
         "the ranks called different collectives at the same time:",
@@ -64,7 +69,7 @@ def test_mismatch_message_groups_ranks_that_agree() -> None:
 
 def test_mismatch_message_names_the_first_different_tensor() -> None:
     calls = {
-        rank: Call("all_reduce sum", ("float32[1]", kind, "float32[9]"))
+        rank: RankCall("all_reduce sum", ("float32[1]", kind, "float32[9]"))
         for rank, kind in enumerate(["float32[2]", "bfloat16[2]"])
     }
     message = describe_mismatch(calls)

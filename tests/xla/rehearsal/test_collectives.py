@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+import random
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
 
+Array = np.ndarray[Any, Any]
 FLOATS = ["float32", "float64", "bfloat16", "float16"]
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 TYPES = [*FLOATS, *INTEGERS, "bool"]
@@ -44,9 +50,8 @@ def plans(draw: st.DrawFn, world: int) -> dict[str, Any]:
     if operation == "all_reduce" and draw(st.booleans()):
         cut = draw(st.integers(1, world - 1))
         groups = [order[:cut], order[cut:]]
-    if operation.startswith("functional") or operation in ("permute", "broadcast"):
-        groups = []
-    if draw(st.booleans()):
+    ungrouped = operation.startswith("functional") or operation in ("permute", "broadcast")
+    if ungrouped or draw(st.booleans()):
         groups = []
     least = 0 if operation in ("all_reduce", "functional_all_reduce", "broadcast") else 1
     shape = draw(st.lists(st.integers(least, 4), min_size=least, max_size=3))
@@ -69,204 +74,153 @@ def plans(draw: st.DrawFn, world: int) -> dict[str, Any]:
     }
 
 
-class Plan:
-    """A plan as one rank carries it out."""
+class Plan(SimpleNamespace):
+    """A plan as one rank carries it out: its fields, `rank` and `world`."""
 
     def __init__(self, plan: dict[str, Any], rank: int, world: int) -> None:
-        import torch
-        import torch_xla
+        super().__init__(**plan, rank=rank, world=world)
 
-        self.__dict__.update(plan)
-        self.plan, self.rank, self.world = plan, rank, world
-        groups = plan["groups"] or [list(range(world))]
-        self.group = next(group for group in groups if rank in group)
-        self.type = getattr(torch, plan["dtype"])
+        if self.operation.startswith("functional"):
+            self.dim = 0
+        everyone = list(range(world))
+        self.group = next(group for group in self.groups or [everyone] if rank in group)
+        self.groups = self.groups or None
+        self.type = getattr(torch, self.dtype)
         self.device = torch_xla.device()
+        self.options = {"groups": self.groups, "pin_layout": self.pin}
 
-    def shape_of(self, index: int, *, shares: bool = False) -> list[int]:
-        """The shape of a list's index-th tensor; with `shares`, it can be split for the group."""
-        shape = list(self.plan["shape"])
-        if shape:
-            shape[-1] += index
+    def brought(self, rank: int, index: int = 0, *, shares: bool = False) -> Array:
+        """The input of a rank: small whole numbers, so that every type holds results exactly.
+
+        With `shares`, it can be split for the group.
+        """
+        shape = [*self.shape[:-1], *(size + index for size in self.shape[-1:])]
         if shares:
-            shape[self.plan["dim"]] *= len(self.group)
-        return shape
-
-    def brought(self, rank: int, index: int = 0, *, shares: bool = False) -> np.ndarray[Any, Any]:
-        """The input of a rank: small whole numbers, so that every type holds results exactly."""
-        shape = self.shape_of(index, shares=shares)
-        random = np.random.default_rng([self.plan["seed"], rank, index])
-        low = 0 if self.plan["dtype"] == "uint8" else -2
-        values = random.integers(low, 3, shape)
-        return np.asarray(values).astype(NUMPY_TYPES.get(self.plan["dtype"], self.plan["dtype"]))
+            shape[self.dim] *= len(self.group)
+        random = np.random.default_rng([self.seed, rank, index])
+        values = random.integers(0 if self.dtype == "uint8" else -2, 3, shape)
+        return np.asarray(values).astype(NUMPY_TYPES.get(self.dtype, self.dtype))
 
     def tensor(self, index: int = 0, *, shares: bool = False) -> Any:
         """This rank's input, on the device, in the plan's layout."""
-        import torch
 
         value = torch.from_numpy(self.brought(self.rank, index, shares=shares)).to(self.type)
-        layout = self.plan["layout"]
-        if value.dim() and layout == "turned":
+        if value.dim() and self.layout == "turned":
             return value.transpose(0, -1).contiguous().to(self.device).transpose(0, -1)
-        if value.dim() and layout == "strided":
+        if value.dim() and self.layout == "strided":
             wide = torch.stack([value, value], dim=1).flatten(0, 1)
             return wide.to(self.device)[::2]
-        if layout == "expanded":
+        if self.layout == "expanded":
             return value.to(self.device).expand(2, *value.shape)[1]
         return value.to(self.device)
 
-    def reduced(self, index: int = 0, *, shares: bool = False) -> np.ndarray[Any, Any]:
+    def tensors(self, *, shares: bool = False) -> list[Any]:
+        return [self.tensor(index, shares=shares) for index in range(self.count)]
+
+    def reduced(self, index: int = 0, *, shares: bool = False) -> Array:
         everyone = [self.brought(rank, index, shares=shares) for rank in self.group]
-        return functools.reduce(REDUCTIONS[self.plan["reduce"]], everyone)
+        return functools.reduce(REDUCTIONS[self.reduce], everyone)
 
-    def scaled(self, value: np.ndarray[Any, Any]) -> Any:
+    def scaled(self, value: Array) -> Any:
         """The scale as a tensor: XLA casts it from float32 to the tensor's type first."""
-        tensor = self.expected(value)
-        scale = self.plan["scale"]
-        if scale == 1.0:
-            return tensor
-        import torch
 
-        return tensor * torch.tensor(np.float32(scale)).to(self.type)
+        scale = torch.tensor(np.float32(self.scale)).to(self.type)
+        return self.expected(value) if self.scale == 1.0 else self.expected(value) * scale
 
-    def expected(self, value: np.ndarray[Any, Any]) -> Any:
-        import torch
-
+    def expected(self, value: Array) -> Any:
         return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)).to(self.type)
 
-    def share(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        parts = np.split(value, len(self.group), self.plan["dim"])
-        return parts[self.group.index(self.rank)]
+    def share(self, value: Array) -> Array:
+        return np.split(value, len(self.group), self.dim)[self.group.index(self.rank)]
 
-    @property
-    def indexes(self) -> range:
-        return range(self.plan["count"])
+    def empty(self, value: Any) -> Any:
+        """An output for a result."""
+        return value.new_zeros(value.shape).to(self.device)
 
 
 def _all_reduce(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
-    groups = p.plan["groups"] or None
-    tensors = [p.tensor(index) for index in p.indexes]
-    options = {"scale": p.plan["scale"], "groups": groups, "pin_layout": p.plan["pin"]}
-    single = xm.all_reduce(p.plan["reduce"], tensors[0], **options)
-    assert xm.all_reduce(p.plan["reduce"], tensors, **options) is tensors
-    expected = [p.scaled(p.reduced(index)) for index in p.indexes]
+    tensors = p.tensors()
+    single = xm.all_reduce(p.reduce, tensors[0], scale=p.scale, **p.options)
+    assert xm.all_reduce(p.reduce, tensors, scale=p.scale, **p.options) is tensors
+    expected = [p.scaled(p.reduced(index)) for index in range(p.count)]
     return [single, *tensors], [expected[0], *expected]
 
 
 def _all_gather(p: Plan) -> Any:
-    import torch
-    import torch_xla.core.xla_model as xm
-
-    dim, groups = p.plan["dim"], p.plan["groups"] or None
-    tensors = [p.tensor(index) for index in p.indexes]
+    tensors = p.tensors()
     expected = [
-        p.expected(np.concatenate([p.brought(rank, index) for rank in p.group], dim))
-        for index in p.indexes
+        p.expected(np.concatenate([p.brought(rank, index) for rank in p.group], p.dim))
+        for index in range(p.count)
     ]
-    single = xm.all_gather(tensors[0], dim, groups, pin_layout=p.plan["pin"])
-    last = xm.all_gather(tensors[0], dim - len(p.plan["shape"]), groups, pin_layout=False)
-    output = torch.zeros_like(expected[0], device=p.device)
-    assert xm.all_gather(tensors[0], dim, groups, output=output, pin_layout=False) is output
-    several = xm.all_gather(tensors, dim, groups, pin_layout=False)
-    outputs = [torch.zeros_like(value, device=p.device) for value in expected]
-    if p.plan["pin"]:
+    gather = functools.partial(xm.all_gather, groups=p.groups, pin_layout=False)
+    single = xm.all_gather(tensors[0], p.dim, p.groups, pin_layout=p.pin)
+    last = gather(tensors[0], p.dim - len(p.shape))
+    output = p.empty(expected[0])
+    assert gather(tensors[0], p.dim, output=output) is output
+    several = gather(tensors, p.dim)
+    outputs = [p.empty(value) for value in expected]
+    if p.pin:
         # An output of another shape: torch_xla gives it the shape of the result.
         outputs = [torch.zeros(1, dtype=p.type, device=p.device) for _ in expected]
-    xm.all_gather(tensors, dim, groups, output=outputs, pin_layout=False)
-    buckets = xm.all_gather_bucketized(tensors, dim, groups, bucket_cap_mb=p.plan["seed"] % 2)
+    gather(tensors, p.dim, output=outputs)
+    buckets = xm.all_gather_bucketized(tensors, p.dim, p.groups, bucket_cap_mb=p.seed % 2)
     found = [single, last, output, *several, *outputs, *buckets]
     return found, [*[expected[0]] * 3, *expected * 3]
 
 
 def _reduce_scatter(p: Plan) -> Any:
-    import torch
-    import torch_xla.core.xla_model as xm
-
-    dim, count = p.plan["dim"], len(p.group)
-    groups = p.plan["groups"] or None
-    tensors = [p.tensor(index, shares=True) for index in p.indexes]
-    expected = [p.scaled(p.share(p.reduced(index, shares=True))) for index in p.indexes]
-    options = {"groups": groups, "pin_layout": p.plan["pin"]}
-    args = (p.plan["scale"], dim, count)
-    single = xm.reduce_scatter(p.plan["reduce"], tensors[0], *args, **options)
-    output = torch.zeros_like(expected[0], device=p.device)
-    xm.reduce_scatter(p.plan["reduce"], tensors[0], *args, **options, output=output)
-    several = xm.reduce_scatter(p.plan["reduce"], tensors, *args, **options)
-    outputs = [torch.zeros_like(value, device=p.device) for value in expected]
-    xm.reduce_scatter(p.plan["reduce"], tensors, *args, **options, output=outputs)
-    buckets = xm.reduce_scatter_bucketized(p.plan["reduce"], tensors, *args, **options)
+    tensors = p.tensors(shares=True)
+    expected = [p.scaled(p.share(p.reduced(index, shares=True))) for index in range(p.count)]
+    args = (p.scale, p.dim, len(p.group))
+    single = xm.reduce_scatter(p.reduce, tensors[0], *args, **p.options)
+    output, outputs = p.empty(expected[0]), [p.empty(value) for value in expected]
+    xm.reduce_scatter(p.reduce, tensors[0], *args, **p.options, output=output)
+    several = xm.reduce_scatter(p.reduce, tensors, *args, **p.options)
+    xm.reduce_scatter(p.reduce, tensors, *args, **p.options, output=outputs)
+    buckets = xm.reduce_scatter_bucketized(p.reduce, tensors, *args, **p.options)
     return [single, output, *several, *outputs, *buckets], [expected[0]] * 2 + expected * 3
 
 
 def _all_to_all(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
     tensor = p.tensor(shares=True)
-    found = xm.all_to_all(
-        tensor,
-        p.plan["dim"],
-        p.plan["to_dim"],
-        len(p.group),
-        p.plan["groups"] or None,
-        p.plan["pin"],
-    )
+    found = xm.all_to_all(tensor, p.dim, p.to_dim, len(p.group), p.groups, p.pin)
     parts = [p.share(p.brought(rank, shares=True)) for rank in p.group]
-    return [found], [p.expected(np.concatenate(parts, p.plan["to_dim"]))]
+    return [found], [p.expected(np.concatenate(parts, p.to_dim))]
 
 
 def _permute(p: Plan) -> Any:
-    import torch_xla.core.xla_model as xm
-
-    found = xm.collective_permute(p.tensor(), p.plan["pairs"])
-    sources = {target: source for source, target in p.plan["pairs"]}
-    if p.rank in sources:
-        return [found], [p.expected(p.brought(sources[p.rank]))]
-    return [found], [p.expected(np.zeros_like(p.brought(p.rank)))]
+    found = xm.collective_permute(p.tensor(), p.pairs)
+    sources = {target: source for source, target in p.pairs}
+    sent = p.brought(sources.get(p.rank, p.rank))
+    return [found], [p.expected(sent if p.rank in sources else np.zeros_like(sent))]
 
 
 def _broadcast(p: Plan) -> Any:
-    import torch
-    import torch_xla.core.xla_model as xm
-
-    root = p.plan["root"]
-    tensors = [p.tensor(index).clone() for index in p.indexes]
-    functional = torch.ops._c10d_functional.broadcast(tensors[0], root, "")
-    xm.collective_broadcast(tensors, root, pin_layout=p.plan["pin"])
-    expected = [p.expected(p.brought(root, index)) for index in p.indexes]
+    tensors = [tensor.clone() for tensor in p.tensors()]
+    functional = torch.ops._c10d_functional.broadcast(tensors[0], p.root, "")
+    xm.collective_broadcast(tensors, p.root, pin_layout=p.pin)
+    expected = [p.expected(p.brought(p.root, index)) for index in range(p.count)]
     return [functional, *tensors], [expected[0], *expected]
 
 
 def _functional_all_reduce(p: Plan) -> Any:
-    import torch
-
-    found = torch.ops._c10d_functional.all_reduce(p.tensor(), p.plan["reduce"], "")
+    found = torch.ops._c10d_functional.all_reduce(p.tensor(), p.reduce, "")
     return [found], [p.expected(p.reduced())]
 
 
 def _functional_all_gather(p: Plan) -> Any:
-    import torch
-
     found = torch.ops._c10d_functional.all_gather_into_tensor(p.tensor(), p.world, "")
     return [found], [p.expected(np.concatenate([p.brought(rank) for rank in p.group]))]
 
 
 def _functional_reduce_scatter(p: Plan) -> Any:
-    import torch
-
-    p.plan["dim"] = 0
-    found = torch.ops._c10d_functional.reduce_scatter_tensor(
-        p.tensor(shares=True), p.plan["reduce"], p.world, ""
-    )
+    scatter = torch.ops._c10d_functional.reduce_scatter_tensor
+    found = scatter(p.tensor(shares=True), p.reduce, p.world, "")
     return [found], [p.expected(p.share(p.reduced(shares=True)))]
 
 
 def _functional_all_to_all(p: Plan) -> Any:
-    import torch
-
-    p.plan["dim"] = 0
-    sizes = [p.plan["shape"][0]] * p.world if p.plan["pin"] else []
+    sizes = [p.shape[0]] * p.world if p.pin else []
     found = torch.ops._c10d_functional.all_to_all_single(p.tensor(shares=True), sizes, sizes, "")
     parts = [p.share(p.brought(rank, shares=True)) for rank in p.group]
     return [found], [p.expected(np.concatenate(parts))]
@@ -288,9 +242,10 @@ OPERATIONS = {
 
 def carried_out(todo: list[dict[str, Any]]) -> int:
     rank, world = rehearse()
-    import torch
-
+    late = random.Random(rank)
     for plan in todo:
+        if late.random() < 0.2:
+            time.sleep(0.02 * late.random())
         found, expected = OPERATIONS[plan["operation"]](Plan(plan, rank, world))
         assert len(found) == len(expected) > 0
         for got, want in zip(found, expected, strict=True):
@@ -304,15 +259,7 @@ def carried_out(todo: list[dict[str, Any]]) -> int:
 # Few starts of ranks, each for many calls: connecting takes longer than most of them.
 @pytest.mark.parametrize(
     ("world", "starts", "hosts"),
-    [
-        (2, 4, ()),
-        (3, 2, ()),
-        (4, 3, ()),
-        (6, 1, ()),
-        (8, 1, ()),
-        (2, 1, LOOPBACK),
-        (6, 1, LOOPBACK),
-    ],
+    [(2, 4, ()), (3, 2, ()), (4, 3, ()), (8, 1, ()), (2, 1, LOOPBACK), (6, 1, LOOPBACK)],
 )
 def test_random_collectives_match_numpy(
     ranks: Ranks, world: int, starts: int, hosts: tuple[Loopback, ...]
@@ -362,9 +309,6 @@ def test_each_collective_with_each_type_matches_numpy(ranks: Ranks, operation: s
 
 def extremes() -> dict[str, list[Any]]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     def all_of(reduce_type: str, values: list[Any], dtype: torch.dtype) -> list[Any]:
         x = torch.tensor(values[rank], dtype=dtype, device=torch_xla.device())

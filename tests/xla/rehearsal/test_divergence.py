@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
 from tests.support import Driver
-from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.call import RankCall
 
 GRAPH = """IR {
   %0 = f32[17,784]{1,0} xla::device_data(), xla_shape=f32[17,784]{1,0}
@@ -60,10 +62,7 @@ def test_graph_difference_in_words(one: Any, other: Any, words: str) -> None:
 def trained(*kinds: str) -> list[str]:
     """Four steps of training, with differences on some ranks."""
     rank, _ = rehearse()
-    import torch
     import torch.nn.functional as F  # noqa: N812
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     from tpunb.xla.rehearsal import divergence
 
@@ -129,41 +128,55 @@ def trained(*kinds: str) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("batch", "reads f32[3,6], s64[3] where the others read f32[4,6], s64[4]"),
-        ("operation", "has in addition aten::"),
-        ("0 or 1", "reads nothing where the others read f32[]; has in addition prim::Constant"),
-        ("sync", "it had computed these tensors before"),
-    ],
-)
-def test_divergence_of_one_rank_is_named_once(ranks: Ranks, kind: str, words: str) -> None:
-    (told,), *others = ranks.values(trained, 3, kind)
-    assert others == [[], []]  # one rank says it for all
-    assert words in told
-    assert re.search(r"ranks 0, 1: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
-    assert re.search(r"rank 2: at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n", told)
+IN_STEP = "in the optimizer's step before rendezvous 'saved' the ranks run"
+REDUCTION = r"at line \d+ of .*: xm.reduce_gradients\(optimizer\)\n"
+STEP = r"at line \d+ of .*: optimizer.step\(\)\n"
+NO_STEP = r"no step, or one after torch_xla.sync\(\)\n"
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "first", "others", "last", "words"),
     [
         (
-            "decay",
-            r"at line \d+ of .*: optimizer.step\(\)\n +reads .* has in addition 2 × aten::add",
+            "batch",
+            "in all_reduce",
+            *2 * [REDUCTION],
+            "reads f32[3,6], s64[3] where the others read f32[4,6], s64[4]",
         ),
-        ("no step", r"no step, or one after torch_xla.sync\(\)\n"),
-        ("sync in between", r"no step, or one after torch_xla.sync\(\)\n"),
+        ("operation", "in all_reduce", *2 * [REDUCTION], "has in addition aten::"),
+        (
+            "0 or 1",
+            "in all_reduce",
+            *2 * [REDUCTION],
+            "reads nothing where the others read f32[]; has in addition prim::Constant",
+        ),
+        ("sync", "in all_reduce", *2 * [REDUCTION], "it had computed these tensors before"),
+        ("decay", IN_STEP, *2 * [STEP], "has in addition 2 × aten::add"),
+        ("no step", IN_STEP, STEP, NO_STEP, "This is collective 3 (after "),
+        ("sync in between", IN_STEP, STEP, NO_STEP, "This is collective 3 (after "),
     ],
 )
-def test_divergence_in_the_optimizer_step_is_named(ranks: Ranks, kind: str, words: str) -> None:
-    (told,), *others = ranks.values(trained, 3, kind)
-    assert others == [[], []]
-    assert told.startswith("in the optimizer's step before rendezvous 'saved' the ranks run")
-    assert re.search(r"ranks 0, 1: at line \d+ of .*: optimizer.step\(\)\n", told)
-    assert re.search(rf"rank 2: {words}", told), told
-    assert "This is collective 3 (after " in told
+def test_divergence_of_one_rank_is_named_once(
+    ranks: Ranks, kind: str, first: str, others: str, last: str, words: str
+) -> None:
+    (told,), *silent = ranks.values(trained, 3, kind)
+    assert silent == [[], []]  # one rank says it for all
+    assert told.startswith(first), told
+    assert re.search(f"ranks 0, 1: {others}", told), told
+    assert re.search(f"rank 2: {last}", told), told
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["ordinal", "load", "read after backward", "pending", "save", "gather"],
+        ["read before backward", "evaluate", "slice", "fine-tune"],
+    ],
+    ids=" ".join,
+)
+def test_no_divergence_for_work_a_rank_may_do_alone(ranks: Ranks, kinds: list[str]) -> None:
+    assert ranks.values(trained, 3, *kinds) == [[], [], []]
 
 
 ELSEWHERE = """\
@@ -201,11 +214,11 @@ def test_divergence_names_the_different_tensors(driver: Driver) -> None:
 
 
 def test_divergence_of_tensor_names_in_words() -> None:
-    from tpunb.xla.rehearsal.divergence import Names
+    from tpunb.xla.rehearsal.divergence import NamedTensors
 
-    many = Names([f"w{number}" for number in range(9)], ["x"])
-    assert Names().difference(Names()) == ""
-    assert many.difference(Names(["w0"], ["x", "y"])) == (
+    many = NamedTensors([f"w{number}" for number in range(9)], ["x"])
+    assert NamedTensors().difference(NamedTensors()) == ""
+    assert many.difference(NamedTensors(["w0"], ["x", "y"])) == (
         "takes w1, w2, w3, w4, w5, w6 and 2 more, the others nothing; reads nothing, the others y"
     )
 
@@ -213,10 +226,6 @@ def test_divergence_of_tensor_names_in_words() -> None:
 def reduced(how: str) -> list[str]:
     """Gradients of two parameters of one shape, reduced one after the other."""
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
 
     said: list[str] = []
@@ -264,10 +273,6 @@ def test_divergence_of_names_alone_is_none(ranks: Ranks, how: str) -> None:
 def metrics(how: str) -> list[str]:
     """Two metrics, averaged one after the other, three times."""
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
 
     said: list[str] = []
@@ -314,19 +319,15 @@ def test_divergence_limit_is_independent_for_each_group() -> None:
     first, second = ProgramComparison(), ProgramComparison()
     differ = [ProgramHashes(2, 1), ProgramHashes(6, 1)]
     for number in range(20):  # rank 0 meets others without rank 1
-        assert first.differ(Call("permute", (str(number),)), [0, 2], differ) == (number < 16)
+        assert first.differ(RankCall("permute", (str(number),)), [0, 2], differ) == (number < 16)
     for programs in (first, second):
-        assert programs.differ(Call("all_reduce"), [0, 1], differ)
-        assert not programs.differ(Call("all_reduce"), [0, 1], differ)
+        assert programs.differ(RankCall("all_reduce"), [0, 1], differ)
+        assert not programs.differ(RankCall("all_reduce"), [0, 1], differ)
 
 
 def looked(count: int) -> tuple[int, int]:
     """How often programs were hashed in so many calls, on a rank with little time for it."""
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
 
     divergence.SHARE = 1e-9

@@ -6,16 +6,14 @@ import os
 from typing import Any
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm, xr
 from tests.drivers.ranks import Ranks, rehearse
 
 
 def facts() -> dict[str, Any]:
     rehearse()
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
     info = xm.get_memory_info()
     assert xm.get_memory_info(torch_xla.device()).keys() == info.keys()
     assert 50e6 < info["bytes_used"] <= info["peak_bytes_used"]
@@ -59,10 +57,6 @@ def test_rank_sees_torch_xla_runtime_facts_like_on_a_tpu(ranks: Ranks) -> None:
 
 def drawn(seed: str) -> list[list[float]]:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     device = torch_xla.device()
     if seed == "torch":
         torch.manual_seed(3)
@@ -84,9 +78,6 @@ def test_random_numbers_of_ranks_are_equal_until_seeded_apart(ranks: Ranks, seed
 
 def threads() -> int:
     rehearse()
-    import torch
-    import torch_xla
-
     x = torch.ones(64, 64, device=torch_xla.device())
     (x @ x).sum().item()
     return len(os.listdir("/proc/self/task"))

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
+from tpunb.xla.rehearsal.errors import CollectiveError, LaunchMismatchError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
@@ -21,9 +24,6 @@ class Step:
     """One step of a training, to which the cases below add something."""
 
     def __init__(self, rank: int) -> None:
-        import torch
-        import torch_xla
-
         self.rank = rank
         self.master = rank == 0
         self.device = torch_xla.device()
@@ -33,25 +33,18 @@ class Step:
         torch_xla.sync()
 
     def backward(self) -> Any:
-        import torch
-
         self.optimizer.zero_grad()
         loss = self.model(torch.full((3, 4), 1.0 + self.rank).to(self.device)).square().mean()
         loss.backward()
         return loss.detach()
 
     def update(self, **options: Any) -> Any:
-        import torch_xla.core.xla_model as xm
-
         loss = self.backward()
         xm.optimizer_step(self.optimizer, **options)
         return loss
 
 
 def reads_a_sum(step: Step, read: Callable[[Any], object]) -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         total = xm.all_reduce("sum", step.update(), scale=0.5)
         if step.master:
@@ -59,48 +52,17 @@ def reads_a_sum(step: Step, read: Callable[[Any], object]) -> None:
         torch_xla.sync()
 
 
-def only_evaluates(step: Step) -> None:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
+def copies_weights(step: Step, copied: Callable[[Any], object], later: bool = False) -> None:
     for _ in range(2):
-        with torch.no_grad():
-            out = step.model(torch.ones(3, 4).to(step.device))
-            total = xm.all_reduce("sum", out.mean())
-        if step.master:
-            total.item()
-        torch_xla.sync()
-    xm.rendezvous("end")
-
-
-def copies_weights(step: Step, copied: Callable[[Any], object]) -> None:
-    import torch_xla
-
-    for _ in range(2):
-        step.update()
+        loss = step.update()
+        if later:
+            xm.all_reduce("sum", [loss])
         if step.master:
             copied(step.model)
         torch_xla.sync()
 
 
-def copies_weights_after_another_collective(step: Step) -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    for _ in range(2):
-        loss = step.update()
-        xm.all_reduce("sum", [loss])
-        if step.master:
-            copy.deepcopy(step.model).to("cpu")
-        torch_xla.sync()
-
-
 def prints_a_gradient_norm(step: Step) -> None:
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         step.backward()
         xm.reduce_gradients(step.optimizer)
@@ -112,59 +74,46 @@ def prints_a_gradient_norm(step: Step) -> None:
 
 
 def syncs_alone(step: Step) -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     for _ in range(2):
         loss = step.update(barrier=step.master)
         xm.all_reduce("sum", loss)
         torch_xla.sync()
 
 
-def goes_on_without_a_sync(step: Step) -> None:
-    import torch_xla
-
+def never_syncs(step: Step) -> None:
     for number in range(3):
         loss = step.update()  # depends on the gradients of the step before
         if step.master and number:
             loss.item()
-    torch_xla.sync()
-    step.update()
 
 
 def master_prints(step: Step) -> None:
-    import torch_xla.core.xla_model as xm
-
     reads_a_sum(step, lambda total: xm.master_print(total))
+
+
+def state_on_cpu(model: Any) -> dict[str, Any]:
+    return {name: value.cpu() for name, value in model.state_dict().items()}
 
 
 MISTAKES: dict[str, Callable[[Step], None]] = {
     "item": lambda step: reads_a_sum(step, lambda total: total.item()),
-    "print": lambda step: reads_a_sum(step, lambda total: print(total)),
     "format": lambda step: reads_a_sum(step, lambda total: print(f"{total:.3f}")),
     "condition": lambda step: reads_a_sum(step, lambda total: "low" if total < 1 else "high"),
-    "cpu": lambda step: reads_a_sum(step, lambda total: total.cpu()),
     "to": lambda step: reads_a_sum(step, lambda total: total.to("cpu")),
     "derived": lambda step: reads_a_sum(step, lambda total: float(total / 4 + 1)),
     "tolist": lambda step: reads_a_sum(step, lambda total: total.view(1).tolist()),
     "master_print": master_prints,
-    "evaluation": only_evaluates,
-    "state dict": lambda step: copies_weights(
-        step, lambda model: {name: value.cpu() for name, value in model.state_dict().items()}
-    ),
+    "state dict": lambda step: copies_weights(step, state_on_cpu),
     "deepcopy": lambda step: copies_weights(step, lambda model: copy.deepcopy(model).to("cpu")),
-    "later weights": copies_weights_after_another_collective,
+    "later weights": lambda step: copies_weights(step, state_on_cpu, later=True),
     "norm": prints_a_gradient_norm,
     "barrier": syncs_alone,
-    "no sync": goes_on_without_a_sync,
+    "no sync": never_syncs,
 }
 
 
 def mistakes(names: list[str]) -> dict[str, str]:
     rank, _ = rehearse()
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import LaunchMismatchError
     from tpunb.xla.rehearsal.launches import launches
 
     found = {}
@@ -180,25 +129,18 @@ def mistakes(names: list[str]) -> dict[str, str]:
 
 
 def test_mismatched_graph_execution_is_an_error_on_all_ranks(ranks: Ranks) -> None:
-    first, other = ranks.values(mistakes, 2, ["item", "barrier"])
-    assert first == other
+    first, other = ranks.values(mistakes, 2, list(MISTAKES))
+    assert [name for name in MISTAKES if not (first[name] and other[name])] == []
+    for name in ("item", "barrier"):
+        assert first[name] == other[name]
     assert "rank 0: reads a value" in first["item"]
     assert "rank 1: calls torch_xla.sync()" in first["item"]
     assert "total.item())" in first["item"]
     assert "rank 0: calls torch_xla.sync()" in first["barrier"]
 
 
-def test_mismatched_reads_of_every_kind_are_errors(ranks: Ranks) -> None:
-    for found in ranks.values(mistakes, 2, list(MISTAKES)):
-        assert [name for name, text in found.items() if not text] == []
-
-
 def legal() -> list[str]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla.rehearsal import divergence
     from tpunb.xla.rehearsal.install import end_rehearsal
 
@@ -253,11 +195,6 @@ def ends(kind: str) -> str:
     rank, _ = rehearse()
     import time
 
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
     from tpunb.xla.rehearsal.install import end_rehearsal
 
     x = torch.ones(2, device=torch_xla.device())

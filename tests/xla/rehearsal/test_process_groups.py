@@ -6,13 +6,15 @@ import contextlib
 import os
 import random
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests.drivers.kernel import until
+from tests.drivers.lazy import torch_xla, xm
 from tests.drivers.ranks import Ranks, rehearse
+from tpunb.xla.rehearsal.errors import CollectiveError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
@@ -28,10 +30,6 @@ def free_port() -> int:
 
 def meetings(free: int) -> list[Any]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     found: list[Any] = []
 
     def summed(device: Any, **options: Any) -> None:
@@ -68,13 +66,6 @@ def test_process_groups_meet_in_every_way_one_after_the_other(ranks: Ranks) -> N
 
 def meets_nobody(way: str) -> str:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
-
     if way == "env://":
         os.environ["MASTER_PORT"] = "1"  # nobody could serve it
     try:
@@ -97,9 +88,6 @@ def test_mismatch_names_a_rank_missing_in_init_process_group(ranks: Ranks, way: 
 
 def launched() -> list[float]:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
     from torch_xla._internal import pjrt
 
     from tpunb.xla import launchers
@@ -128,36 +116,8 @@ def test_a_process_group_ends_with_its_launch(ranks: Ranks) -> None:
     assert ranks.values(launched, 2) == [[3.0, 3.0, 3.0, 3.0, rank] for rank in range(2)]
 
 
-def own_children() -> list[Any]:
-    """A process that the user starts in a rank makes groups as it would without a rehearsal."""
-    rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-
-    os.environ["MASTER_PORT"] = str(free_port())
-    parent_end, child_end = os.pipe()
-    if os.fork() == 0:
-        os.environ.update(RANK="0", WORLD_SIZE="1")
-        dist.init_process_group("gloo")
-        value = torch.tensor([5.0 + rank])
-        dist.all_reduce(value)
-        os.write(child_end, str(value.item()).encode())
-        os._exit(0)
-    os.close(child_end)
-    said = os.read(parent_end, 10).decode()
-    return [said, os.wait()[1]]
-
-
-def test_child_process_of_a_rank_has_process_groups_of_its_own(ranks: Ranks) -> None:
-    assert ranks.values(own_children, 2) == [["5.0", 0], ["6.0", 0]]
-
-
 def every_collective() -> dict[str, Any]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
 
@@ -256,10 +216,6 @@ def test_process_group_collectives(ranks: Ranks) -> None:
 
 def sub_groups() -> list[Any]:
     rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     # torch_xla turns the first into [[0, 1], [2, 3]], and the second into [[0, 2], [1, 3]].
@@ -314,10 +270,6 @@ def keep_gloo() -> None:
 def beside(backend: str) -> list[Any]:
     rank, world = rehearse()
     keep_gloo()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     dist.init_process_group(backend)
     gloo = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
@@ -339,9 +291,6 @@ def test_a_gloo_group_of_the_user_beside_ours(ranks: Ranks, backend: str) -> Non
 def on_the_cpu(backend: str) -> list[str]:
     rehearse()
     keep_gloo()
-    import torch
-    import torch.distributed as dist
-    import torch_xla.core.xla_model as xm
 
     dist.init_process_group(backend)
     found = []
@@ -365,27 +314,3 @@ def test_cpu_tensors_are_refused_as_on_a_tpu(ranks: Ranks, backend: str) -> None
         for message in found[:-1]:  # the last is torch_xla's own word
             assert message.startswith("Expected XLA tensor. Got: torch.")
             assert "dist.new_group(backend='gloo')" in message
-
-
-def as_upstream(folder: str) -> None:
-    rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
-    dist.init_process_group("xla", init_method="xla://")
-    value = torch.ones(1, device=torch_xla.device())
-    with pytest.raises(ValueError, match="Invalid reduce op"):
-        dist.all_reduce(value, op=dist.ReduceOp.AVG)
-    with pytest.raises(ValueError, match="only implemented for GLOO backend"):
-        dist.monitored_barrier()
-    through = Path(folder, "through")
-    if rank == 1:
-        until(through.exists, "rank 0 is through the barrier")
-    dist.barrier()  # does not wait
-    if rank == 0:
-        through.touch()
-
-
-def test_process_group_calls_unsupported_by_torch_xla_stay_so(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.values(as_upstream, 2, str(tmp_path))

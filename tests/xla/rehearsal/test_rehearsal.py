@@ -1,4 +1,4 @@
-"""Several cores on CPU, in real processes: the calls of torch_xla's data-parallel training."""
+"""Rehearsal ranks in real processes: errors, interrupts, threads, children, and two hosts."""
 
 from __future__ import annotations
 
@@ -9,65 +9,21 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
-from tests.drivers.ranks import Ranks, rehearse
+from tests.drivers.lazy import torch_xla, xm, xr
+from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
+from tpunb.xla.rehearsal import errors
+from tpunb.xla.rehearsal.errors import MismatchError, NotRehearsedError, PeerLostError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
 
-def identity() -> dict[str, Any]:
-    rank, _ = rehearse()
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
-    devices = xm.get_xla_supported_devices()
-    xm.set_replication(torch_xla.device(), devices)
-    assert str(torch_xla.device()) == "xla:0"
-    assert len(xr.global_runtime_device_attributes()) == xr.world_size()
-    xm.master_print(f"printed by {rank}")
-    return {
-        "world_size": xr.world_size(),
-        "global_device_count": xr.global_device_count(),
-        "global_runtime_device_count": xr.global_runtime_device_count(),
-        "local_device_count": xr.local_device_count(),
-        "local_process_count": xr.local_process_count(),
-        "process_count": xr.process_count(),
-        "global_ordinal": xr.global_ordinal(),
-        "local_ordinal": xr.local_ordinal(),
-        "process_index": xr.process_index(),
-        "master": xm.is_master_ordinal(local=False),
-        "local_master": xm.is_master_ordinal(),
-    }
-
-
-def test_rank_numbers_and_world_size_in_each_rank(ranks: Ranks) -> None:
-    ended = ranks.run(identity, 4)
-    for rank, end in enumerate(ended):
-        assert not end.error
-        assert end.value == {
-            "world_size": 4,
-            "global_device_count": 4,
-            "global_runtime_device_count": 4,
-            "local_device_count": 4,
-            "local_process_count": 4,
-            "process_count": 4,
-            "global_ordinal": rank,
-            "local_ordinal": rank,
-            "process_index": rank,
-            "master": rank == 0,
-            "local_master": rank == 0,
-        }
-        assert end.output == ("printed by 0\n" if rank == 0 else "")
-
-
 def asked_before_the_fork() -> int:
-    import torch_xla.runtime as xr
-
     assert xr.world_size() == 1  # torch_xla keeps this answer
     rehearse()
     return xr.world_size()
@@ -77,129 +33,8 @@ def test_world_size_asked_before_the_fork_is_not_cached(ranks: Ranks) -> None:
     assert ranks.values(asked_before_the_fork, 2) == [2, 2]
 
 
-def only_imported() -> None:
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
-
-    before = [dict(vars(module)) for module in (torch_xla._XLAC, xm, xr)]
-    import tpunb.xla.rehearsal.install  # noqa: F401
-
-    assert [dict(vars(module)) for module in (torch_xla._XLAC, xm, xr)] == before
-    assert xr.world_size() == 1
-    assert xm.all_reduce is vars(xm)["all_reduce"]
-
-
-def test_rehearsal_import_replaces_nothing(ranks: Ranks) -> None:
-    ranks.values(only_imported, 1)
-
-
-def reduced(kind: str) -> list[list[Any]]:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    values = {
-        "float": [1.5, -2.0, 3.0, 0.25],
-        "integer": [1, 2, 3, 12],
-        "bool": [True, False, True, True],
-    }
-    types = {
-        "float": [torch.float32, torch.float64, torch.bfloat16, torch.float16],
-        "integer": [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8],
-        "bool": [torch.bool],
-    }
-    operations = ["sum", "mul", "min", "max"] + (["and", "or"] if kind != "float" else [])
-    found = []
-    for operation in operations:
-        for dtype in types[kind]:
-            tensor = torch.tensor(values[kind][rank], device=torch_xla.device()).to(dtype)
-            one = xm.all_reduce(operation, tensor)
-            other = xm.all_reduce(operation, tensor.reshape(1), pin_layout=False)
-            several = [tensor.clone(), tensor.reshape(1, 1).clone()]
-            assert xm.all_reduce(operation, several) is several
-            for result in (one, other, *several):
-                assert result.dtype == dtype
-                assert result.item() == one.item()
-            assert one.shape == ()
-            assert several[1].shape == (1, 1)
-            found.append([operation, one.item()])
-    return found
-
-
-EXPECTED = {
-    "float": {"sum": 2.75, "mul": -2.25, "min": -2.0, "max": 3.0},
-    "integer": {"sum": 18, "mul": 72, "min": 1, "max": 12, "and": 0, "or": 15},
-    "bool": {"sum": True, "mul": False, "min": False, "max": True, "and": False, "or": True},
-}
-
-
-@pytest.mark.parametrize("kind", EXPECTED)
-def test_all_reduce_of_every_kind_and_type(ranks: Ranks, kind: str) -> None:
-    for found in ranks.values(reduced, 4, kind):
-        assert len(found) >= len(EXPECTED[kind])
-        for operation, value in found:
-            assert value == EXPECTED[kind][operation], operation
-
-
-def reduced_in_place() -> dict[str, Any]:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    device = torch_xla.device()
-    leaf = torch.full((2,), float(rank + 1), device=device, requires_grad=True)
-    base = torch.zeros(4, device=device)
-    view = base[1:3]
-    view.add_(rank + 1)
-    number = torch.tensor(10 * (rank + 1), device=device)
-    pending = torch.ones(3, device=device) * 2 + rank
-    version = leaf._version
-    xm.all_reduce("sum", [leaf, view, number, pending], scale=0.5)
-    assert leaf.requires_grad
-    assert leaf._version == version
-    (leaf * torch.ones(2, device=device)).sum().backward()
-    scaled = xm.all_reduce("sum", leaf, scale=2.0)
-    plain = xm.all_reduce("sum", leaf)
-    return {
-        "leaf": leaf.tolist(),
-        "grad": leaf.grad.tolist(),
-        "base": base.tolist(),
-        "view": view.tolist(),
-        "number": number.item(),
-        "pending": pending.tolist(),
-        "scaled": (scaled.tolist(), scaled.requires_grad, scaled.is_leaf),
-        "plain": (plain.tolist(), plain.requires_grad, plain.is_leaf),
-    }
-
-
-def test_all_reduce_in_place(ranks: Ranks) -> None:
-    assert ranks.values(reduced_in_place, 2) == [
-        {
-            "leaf": [1.5, 1.5],
-            "grad": [1.0, 1.0],
-            # The base of a view does not change (seen with one replica).
-            "base": [0.0, rank + 1.0, rank + 1.0, 0.0],
-            "view": [1.5, 1.5],
-            # XLA casts the scale to the tensor's type first: an integer 0.
-            "number": 0,
-            "pending": [2.5, 2.5, 2.5],
-            # As torch_xla's own functions return them (seen with one replica).
-            "scaled": ([6.0, 6.0], True, True),
-            "plain": ([3.0, 3.0], True, False),
-        }
-        for rank in range(2)
-    ]
-
-
 def reduced_in_16_bits() -> list[float]:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     device = torch_xla.device()
     # 256 + 1 is 256 in bfloat16, so adding one after the other in it gives 256.
     value = torch.tensor(256.0 if rank == 0 else 1.0, dtype=torch.bfloat16, device=device)
@@ -211,178 +46,8 @@ def test_16_bit_floats_are_reduced_in_32_bits_and_overflow_as_on_a_tpu(ranks: Ra
     assert ranks.values(reduced_in_16_bits, 4) == 4 * [[260.0, math.inf]]
 
 
-def reduced_in_groups() -> dict[str, Any]:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    value = torch.tensor([float(2**rank)], device=torch_xla.device())
-    found = {
-        "halves": xm.all_reduce("sum", value, groups=[[0, 1], [2, 3]]).item(),
-        "gathered": xm.all_gather(value, groups=[[0, 2], [1, 3]]).tolist(),
-        "unpinned": xm.all_gather(value, groups=[[3, 1], [2, 0]], pin_layout=False).tolist(),
-        "alone": xm.all_reduce("sum", value, groups=[[0], [1], [2], [3]]).item(),
-    }
-    wrong = [[[1, 0]], [[1, 2]], [[0, 1], [1, 2, 3]], [[0, 1, 2, 3], []], [[0, 1], [2, 4]]]
-    for groups in wrong:
-        with pytest.raises(
-            ValueError, match="XLA accepts only non-empty groups that name each of the 4 ranks"
-        ):
-            xm.all_reduce("sum", value, groups=groups)
-    return found
-
-
-def test_collectives_in_groups_of_ranks(ranks: Ranks) -> None:
-    found = ranks.values(reduced_in_groups, 4)
-    assert [f["halves"] for f in found] == [3.0, 3.0, 12.0, 12.0]
-    assert [f["gathered"] for f in found] == [[1.0, 4.0], [2.0, 8.0], [1.0, 4.0], [2.0, 8.0]]
-    assert [f["unpinned"] for f in found] == [[4.0, 1.0], [8.0, 2.0], [4.0, 1.0], [8.0, 2.0]]
-    assert [f["alone"] for f in found] == [1.0, 2.0, 4.0, 8.0]
-
-
-def gathered() -> None:
-    rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    device = torch_xla.device()
-    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool):
-        parts = [(torch.arange(6).reshape(2, 3) + other).to(dtype) for other in range(world)]
-        for dim in (0, 1, -1):
-            for pin_layout in (True, False) if dtype != torch.bool else (False,):
-                found = xm.all_gather(parts[rank].to(device), dim, pin_layout=pin_layout)
-                assert found.dtype == dtype
-                assert torch.equal(found.cpu(), torch.cat(parts, dim)), (dtype, dim, pin_layout)
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_all_gather(ranks: Ranks, count: int) -> None:
-    ranks.values(gathered, count)
-
-
-def met(folder: str) -> dict[str, Any]:
-    rank, _ = rehearse()
-    import numpy as np
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    device = torch_xla.device()
-    found = {
-        "payloads": xm.rendezvous("one", bytes([rank]) * rank),
-        "empty": xm.rendezvous("two"),
-        "mean": float(xm.mesh_reduce("accuracy", float(rank), np.mean)),
-        "tensor": xm.mesh_reduce("t", torch.tensor([rank], device=device), sum).item(),
-    }
-    with pytest.raises(TypeError, match="`payload` must be bytes"):
-        xm.rendezvous("three", "text")
-    with pytest.raises(ValueError, match="Only global rendezvous"):
-        xm.rendezvous("four", b"", [0])
-    xm.save({"rank": torch.tensor(rank, device=device)}, f"{folder}/saved.pt")
-    xm.rendezvous("saved")
-    found["saved"] = torch.load(f"{folder}/saved.pt")["rank"].item()
-    return found
-
-
-def test_rendezvous_mesh_reduce_and_save(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks.values(met, 3, str(tmp_path)) == 3 * [
-        {
-            "payloads": [b"", b"\1", b"\2\2"],
-            "empty": [b"", b"", b""],
-            "mean": 1.0,
-            "tensor": 3,
-            "saved": 0,
-        }
-    ]
-
-
-def broadcast() -> list[Any]:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    torch.manual_seed(rank)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    model[1].num_batches_tracked.fill_(rank + 5)
-    model.to(torch_xla.device())
-    xm.broadcast_master_param(model)
-    other = torch.tensor([float(rank)], device=torch_xla.device())
-    xm.collective_broadcast([other], root_ordinal=1)
-    return [*(p.tolist() for p in model.state_dict().values()), other.item()]
-
-
-def test_broadcast(ranks: Ranks) -> None:
-    first, *others = ranks.values(broadcast, 3)
-    assert others == [first, first]
-    assert first[-2:] == [5, 1.0]
-
-
-def train(optimizer_name: str, workers: int) -> tuple[list[float], list[Any]]:
-    """Three epochs over 24 samples in global batches of 8, seen in the same order."""
-    world = int(os.environ["WORLD_SIZE"])
-    rank = rehearse()[0] if world > 1 else 0
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-    import torch_xla.distributed.parallel_loader as pl
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    torch.manual_seed(0)
-    features, labels = torch.randn(24, 1, 8, 8), torch.randint(0, 10, (24,))
-    device = torch_xla.device()
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10)
-    ).to(device)
-    optimizer = {
-        "SGD": lambda: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        "AdamW": lambda: torch.optim.AdamW(model.parameters(), lr=0.01),
-    }[optimizer_name]()
-    data = TensorDataset(features, labels)
-    sampler = DistributedSampler(data, num_replicas=world, rank=rank, shuffle=False)
-    loader = DataLoader(data, batch_size=8 // world, sampler=sampler, num_workers=workers)
-    loss_function = torch.nn.CrossEntropyLoss()
-    losses = []
-    for _ in range(3):
-        for x, y in pl.MpDeviceLoader(loader, device):
-            optimizer.zero_grad()
-            loss = loss_function(model(x), y)
-            loss.backward()
-            xm.optimizer_step(optimizer)
-            losses.append(loss)
-    values = [
-        xm.mesh_reduce("loss", loss.item(), lambda every: sum(every) / len(every))
-        if world > 1
-        else loss.item()
-        for loss in losses
-    ]
-    return values, [p.detach().cpu().flatten().tolist() for p in model.parameters()]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "workers", "counts"), [("SGD", 0, [2, 4]), ("AdamW", 2, [2])]
-)
-def test_training_on_several_ranks_equals_one_rank(
-    ranks: Ranks, optimizer: str, workers: int, counts: list[int]
-) -> None:
-    ((losses, weights),) = ranks.values(train, 1, optimizer, workers)
-    assert len(losses) == 9
-    assert losses[-1] < losses[0]
-    for count in counts:
-        for found, found_weights in ranks.values(train, count, optimizer, workers):
-            assert found == pytest.approx(losses, rel=1e-5)
-            for parameter, expected in zip(found_weights, weights, strict=True):
-                assert parameter == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
 def step_closures() -> tuple[list[str], list[str], bool]:
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     ran: list[str] = []
     x = torch.ones(2, device=torch_xla.device())
     xm.add_step_closure(ran.append, args=("closure",))
@@ -400,92 +65,135 @@ def test_a_collective_runs_no_step_closures_and_draws_no_random_numbers(ranks: R
     assert ranks.values(step_closures, 2) == 2 * [([], ["closure"], True)]
 
 
-def disagreeing(how: str) -> tuple[str, float]:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import MismatchError
-
+def disagreeing() -> dict[str, str]:
+    """The error of each call in which the ranks differ."""
+    rank, world = rehearse()
     device = torch_xla.device()
-    x = torch.ones(3, device=device)
+    x, square = torch.ones(3, device=device), torch.ones(3, 3, device=device)
+    odd = torch.ones(3, 3 + rank, device=device)
+    functional = torch.ops._c10d_functional
     sizes = range(1, 60) if rank else [*range(1, 17), 99, *range(18, 60)]
-    call = {
+    calls: dict[str, Callable[[], object]] = {
         "shape": lambda: xm.all_reduce("sum", torch.ones(5, device=device) if rank == 1 else x),
         "type": lambda: xm.all_gather(x.to(torch.int32 if rank else torch.int64)),
-        "operation": lambda: (
-            xm.rendezvous("end of epoch") if rank == 2 else xm.all_reduce("max", x)
-        ),
+        "operation": lambda: xm.rendezvous("epoch") if rank == 2 else xm.all_reduce("max", x),
         "groups": lambda: xm.all_reduce("sum", x, groups=[[0, 1, 2]] if rank else [[0, 1], [2]]),
         "root": lambda: xm.collective_broadcast([x], root_ordinal=rank // 2),
         "list": lambda: xm.all_reduce("sum", [torch.ones(n, device=device) for n in sizes], 0.5),
-    }[how]
-    with pytest.raises(MismatchError) as raised:
-        call()
-    # The ranks still agree.
-    together = xm.all_reduce("sum", torch.ones(1, device=device)).item()
-    return str(raised.value), together
+        "gather": lambda: xm.all_gather(odd, dim=rank % 2),
+        "scatter": lambda: xm.reduce_scatter("sum", square, 1.0 + rank, 0, world),
+        "scatter, one wrong": lambda: xm.reduce_scatter("sum", square[rank // 2 :], 1.0, 0, world),
+        "to all": lambda: xm.all_to_all(square, rank % 2, 0, world),
+        "permute": lambda: xm.collective_permute(odd, [[0, 1], [1, 0]]),
+        "functional": lambda: functional.reduce_scatter_tensor(
+            square, "max" if rank else "min", world, ""
+        ),
+    }
+    found = {}
+    for name, call in calls.items():
+        with pytest.raises(MismatchError) as raised:
+            call()
+        found[name] = str(raised.value)
+        # The ranks still agree.
+        assert xm.all_reduce("sum", torch.ones(1, device=device)).item() == world
+    return found
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        (
-            "shape",
-            [
-                r"ranks 0, 2: all_reduce sum of float32\[3\]\n +line \d+ of test_rehearsal.py: ",
-                r"rank 1: all_reduce sum of float32\[5\]",
-            ],
-        ),
-        ("type", [r"rank 0: .*int64\[", r"ranks 1, 2: .*int32\["]),
-        (
-            "operation",
-            [
-                r"ranks 0, 1: all_reduce max of float32\[3\]",
-                r"rank 2: rendezvous 'end of epoch'\n.*xm\.rendezvous",
-            ],
-        ),
-        (
-            "groups",
-            [
-                r"rank 0: all_reduce sum of float32\[3\], groups \[\[0, 1\], \[2\]\]",
-                r"ranks 1, 2: all_reduce sum of float32\[3\], groups \[\[0, 1, 2\]\]",
-            ],
-        ),
-        (
-            "root",
-            [
-                r"ranks 0, 1: all_reduce sum of float32\[3\], broadcast from rank 0\n",
-                r"rank 2: all_reduce sum of float32\[3\], broadcast from rank 1\n",
-            ],
-        ),
-        (
-            "list",
-            [
-                r"rank 0: all_reduce sum of 59 tensors \(.*\), scale 0.5, tensor 17 is float32\[99",
-                r"ranks 1, 2: .*tensor 17 is float32\[17\]",
-            ],
-        ),
+MISMATCHES = {
+    "shape": [
+        r"ranks 0, 2: all_reduce sum of float32\[3\]\n +line \d+ of test_rehearsal.py: ",
+        r"rank 1: all_reduce sum of float32\[5\]",
     ],
-)
-def test_mismatch_error_on_every_rank_lists_the_calls(
-    ranks: Ranks, how: str, said: list[str]
-) -> None:
-    for message, together in ranks.values(disagreeing, 3, how):
-        for text in said:
-            assert re.search(text, message), message
-        assert together == 3.0
+    "type": [r"rank 0: .*int64\[", r"ranks 1, 2: .*int32\["],
+    "operation": [r"ranks 0, 1: all_reduce max of float32\[3\]", r"rank 2: rendezvous 'epoch'\n"],
+    "groups": [
+        r"rank 0: all_reduce sum of float32\[3\], groups \[\[0, 1\], \[2\]\]",
+        r"ranks 1, 2: all_reduce sum of float32\[3\], groups \[\[0, 1, 2\]\]",
+    ],
+    "root": [
+        r"ranks 0, 1: all_reduce sum of float32\[3\], broadcast from rank 0\n",
+        r"rank 2: all_reduce sum of float32\[3\], broadcast from rank 1\n",
+    ],
+    "list": [
+        r"rank 0: all_reduce sum of 59 tensors \(.*\), scale 0.5, tensor 17 is float32\[99",
+        r"ranks 1, 2: .*tensor 17 is float32\[17\]",
+    ],
+    "gather": [r"rank 0: all_gather of float32\[3, 3\], dim 0", r"float32\[3, 4\], dim 1"],
+    "scatter": [r"rank 1: reduce_scatter sum of .*, dim 0, scale 2"],
+    "scatter, one wrong": [r"rank 2: reduce_scatter sum of float32\[2, 3\]"],
+    "to all": [r"rank 1: all_to_all of float32\[3, 3\], from dim 1 to 0"],
+    "permute": [r"rank 1: collective_permute of float32\[3, 4\], pairs \[\[0, 1\], \[1, 0\]\]"],
+    "functional": [r"rank 0: reduce_scatter min", r"ranks 1, 2: reduce_scatter max"],
+}
+
+
+def test_mismatch_error_on_every_rank_lists_the_calls(ranks: Ranks) -> None:
+    for found in ranks.values(disagreeing, 3):
+        assert found.keys() == MISMATCHES.keys()
+        for name, expected in MISMATCHES.items():
+            for text in expected:
+                assert re.search(text, found[name]), found[name]
+
+
+def refused() -> dict[str, str]:
+    """The error of each call that would fail on a TPU."""
+    _, world = rehearse()
+    x = torch.ones(4, 4, device=torch_xla.device())
+    whole = x.long()
+    calls: dict[str, Callable[[], object]] = {
+        "one tensor of a type": lambda: xm.all_gather([x, whole], pin_layout=False),
+        "empty list": lambda: xm.all_gather([], pin_layout=False),
+        "empty tensor": lambda: xm.all_gather([x[:0]], pin_layout=False),
+        "shares": lambda: xm.reduce_scatter("sum", x[1:], 1.0, 0, world),
+        "count of shares": lambda: xm.reduce_scatter("sum", x, 1.0, 0, 4),
+        "split": lambda: xm.all_to_all(x, 0, 0, 4),
+        "dimension": lambda: xm.all_to_all(x, -1, 0, world),
+        "pairs": lambda: xm.collective_permute(x, [[0, 1], [0, 0]]),
+        "ranks": lambda: xm.collective_permute(x, [[0, 2]]),
+        "reduce type": lambda: xm.all_reduce("avg", x),
+        "bits of floats": lambda: xm.all_reduce("and", x),
+        "group without this rank": lambda: xm.all_reduce("sum", x, groups=[[1]]),
+        "groups that overlap": lambda: xm.all_reduce("sum", x, groups=[[0], [0, 1]]),
+        "empty group": lambda: xm.all_reduce("sum", x, groups=[[0, 1], []]),
+        "unknown rank in a group": lambda: xm.all_reduce("sum", x, groups=[[0], [2]]),
+    }
+    found = {}
+    for name, call in calls.items():
+        with pytest.raises(ValueError) as raised:  # noqa: PT011 - looked at below
+            call()
+        found[name] = str(raised.value)
+    assert xm.all_reduce("sum", x)[0, 0].item() == world
+    return found
+
+
+GROUPS = "XLA accepts only non-empty groups that name each of the 2 ranks"
+REFUSED = {
+    "one tensor of a type": "torch_xla crashes if a list has a single tensor",
+    "empty list": "torch_xla crashes with an empty list",
+    "empty tensor": "torch_xla fails with an empty tensor in this call",
+    "shares": "dimension 0 of [3, 4] cannot be split into 2 equal shares",
+    "count of shares": "shard_count is 4, but the group has 2 ranks",
+    "split": "split_count is 4, but the group has 2 ranks",
+    "dimension": "split_dimension -1 is not in 0 … 1",
+    "pairs": "XLA accepts each rank once as a source and once as a target",
+    "ranks": "only ranks 0 … 1 exist",
+    "reduce type": "there is no reduce type 'avg'",
+    "bits of floats": "'and' needs bool or integer tensors",
+    "group without this rank": GROUPS,
+    "groups that overlap": GROUPS,
+    "empty group": GROUPS,
+    "unknown rank in a group": GROUPS,
+}
+
+
+def test_collective_arguments_that_fail_on_a_tpu_are_explained(ranks: Ranks) -> None:
+    for found in ranks.values(refused, 2):
+        assert found.keys() == REFUSED.keys()
+        assert [name for name, text in REFUSED.items() if text not in found[name]] == []
 
 
 def leaving(how: str) -> tuple[str, str, str]:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal import errors
-
     x = torch.ones(2, device=torch_xla.device())
     xm.all_reduce("sum", x)
     if rank == 1 and how == "returns":
@@ -520,13 +228,10 @@ def wait_for(*files: str) -> None:
 
 
 def late(when: str, folder: str) -> tuple[str, str]:
-    from tpunb.xla.rehearsal import errors, waiting, wire
+    from tpunb.xla.rehearsal import waiting, wire
 
     assert wire.TIMEOUT == 300.0
     rank, _ = rehearse(timeout=3.0, times=waiting.WaitTimes(inquiry=0.5))
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     x = torch.ones(2, device=torch_xla.device())
     if when == "later":
@@ -581,12 +286,6 @@ def interrupt_the_wait() -> None:
 
 def interrupted(when: str, folder: str) -> str:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal import errors
-
     x = torch.ones(2, device=torch_xla.device())
     if when == "later":
         xm.all_reduce("sum", x)
@@ -613,12 +312,7 @@ def test_interrupt_ends_a_wait_in_a_collective(ranks: Ranks, when: str, tmp_path
 
 def not_rehearsed() -> None:
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     from tpunb.xla import private_names
-    from tpunb.xla.rehearsal.errors import NotRehearsedError
 
     x = torch.ones(4, 4, device=torch_xla.device())
     for call in (
@@ -628,15 +322,12 @@ def not_rehearsed() -> None:
     ):
         with pytest.raises(NotRehearsedError, match="is not rehearsed on CPU cores"):
             call()
-    refused = private_names.names_of_kind("refused", private_names.XLAC)
+    xlac = [name for name in private_names.NAMES if name.owner == private_names.XLAC]
+    refused = [name.name for name in xlac if name.kind == "refused"]
     assert len(refused) >= 4
     for name in refused:
         with pytest.raises(NotRehearsedError, match=rf"^{name} is not rehearsed"):
             getattr(torch_xla._XLAC, name)()
-    with pytest.raises(ValueError, match="there is no reduce type 'avg'"):
-        xm.all_reduce("avg", x)
-    with pytest.raises(ValueError, match="'and' needs bool or integer tensors"):
-        xm.all_reduce("and", x)
 
 
 def test_calls_that_are_not_rehearsed_are_explained(ranks: Ranks) -> None:
@@ -646,10 +337,6 @@ def test_calls_that_are_not_rehearsed_are_explained(ranks: Ranks) -> None:
 def reduced_in_a_thread() -> list[float]:
     rehearse()
     import threading
-
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     device = torch_xla.device()
     sums: list[float] = []
@@ -673,12 +360,7 @@ def test_a_thread_may_reduce_while_the_main_thread_computes(ranks: Ranks) -> Non
 
 def in_a_child() -> str:
     rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal import errors
-    from tpunb.xla.rehearsal.call import Call
+    from tpunb.xla.rehearsal.call import RankCall
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
     # XLA itself would hang in a child: only the wire is used.
@@ -687,7 +369,7 @@ def in_a_child() -> str:
     pid = os.fork()
     if pid == 0:
         try:
-            with wire.exchange(Call("rendezvous"), [0, 1]):
+            with wire.exchange(RankCall("rendezvous"), [0, 1]):
                 pass
         except errors.CollectiveError as error:
             os.write(write, str(error).encode())
@@ -704,61 +386,8 @@ def test_a_child_of_a_rank_cannot_take_part(ranks: Ranks) -> None:
         assert message.startswith(f"rendezvous was called in a child process of rank {rank}")
 
 
-def own_groups() -> dict[str, Any]:
-    rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    device = torch_xla.device()
-    dist.init_process_group("gloo")
-    cpu = torch.tensor([float(rank)])
-    dist.all_reduce(cpu)
-    xla = xm.all_reduce("sum", torch.tensor([float(rank)], device=device))
-    dist.all_reduce(cpu)
-    dist.destroy_process_group()
-    return {"cpu": cpu.item(), "xla": xla.item()}
-
-
-def test_the_users_process_groups_are_undisturbed(ranks: Ranks) -> None:
-    assert ranks.values(own_groups, 2) == 2 * [{"cpu": 2.0, "xla": 1.0}]
-
-
-def ddp() -> list[Any]:
-    rank, world = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.distributed.xla_backend
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("xla", init_method="xla://")
-    assert (dist.get_rank(), dist.get_world_size()) == (rank, world)
-    device = torch_xla.device()
-    torch.manual_seed(rank)
-    model = DistributedDataParallel(torch.nn.Linear(3, 1).to(device), gradient_as_bucket_view=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(4, 3).to(device)).sum().backward()
-        optimizer.step()
-        torch_xla.sync()
-    summed = torch.tensor([float(rank)], device=device)
-    dist.all_reduce(summed)
-    return [*(p.tolist() for p in model.parameters()), summed.item()]
-
-
-def test_ddp_on_the_xla_backend(ranks: Ranks) -> None:
-    first, second = ranks.values(ddp, 2)
-    assert first == second
-    assert first[-1] == 1.0
-
-
 def quiet() -> None:
     rehearse()
-    import torch_xla.core.xla_model as xm
-
     os.write(1, b"before\n")
     xm.rendezvous("first")
     os.write(1, b"after\n")
@@ -766,35 +395,6 @@ def quiet() -> None:
 
 def test_gloo_writes_nothing_to_stdout(ranks: Ranks) -> None:
     assert [ended.output for ended in ranks.run(quiet, 2)] == 2 * ["before\nafter\n"]
-
-
-def threads() -> list[int]:
-    counts = [len(os.listdir("/proc/self/task"))]
-    rank, world = rehearse()
-    import torch
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.call import Call
-
-    counts.append(len(os.listdir("/proc/self/task")))
-    # Only the wire: XLA's own pools grow at any time.
-    wire = xm.xla_rendezvous.__self__.peers.wire
-    call = Call("test")
-    for _ in range(2):
-        for _ in range(100):
-            flat = torch.ones(10) * rank
-            with wire.exchange(call, range(world)):
-                wire.all_reduce(flat, range(world), call)
-            assert flat.tolist() == 10 * [1.0]
-        counts.append(len(os.listdir("/proc/self/task")))
-    return counts
-
-
-def test_installing_starts_no_thread_and_the_wire_few(ranks: Ranks) -> None:
-    for before, installed, connected, later in ranks.values(threads, 2):
-        assert installed == before
-        assert connected <= before + 3
-        assert later == connected
 
 
 def without_a_store() -> str:
@@ -808,3 +408,96 @@ def without_a_store() -> str:
 
 def test_missing_torch_elastic_store_is_explained(ranks: Ranks) -> None:
     assert "TORCHELASTIC_USE_AGENT_STORE is not True" in ranks.values(without_a_store, 1)[0]
+
+
+# -- two hosts
+
+
+def wrong(mistake: str) -> str:
+    """Make a mistake on rank 3, the second on the second host; return the error of this rank."""
+    from tpunb.xla.rehearsal import install
+
+    rank, _ = rehearse()
+    x = torch.ones(4, device=torch_xla.device())
+    xm.all_reduce("sum", [x])
+    try:
+        if mistake == "other call" and rank == 3:
+            xm.all_gather(x)
+        elif mistake.startswith("one less") and rank == 3:
+            install.leave_rehearsal()
+            if mistake == "one less, still busy":  # the others look; no connection is closed
+                time.sleep(3)
+            return ""
+        elif (mistake == "killed" and rank == 3) or (mistake == "host killed" and rank > 1):
+            os.kill(os.getpid(), 9)
+        else:
+            xm.all_reduce("sum", x)
+            xm.all_reduce("max", x)
+    except errors.CollectiveError as error:
+        if mistake == "one less, still busy" and error.__context__ is not None:
+            return f"a traceback would show {error.__context__!r} as the reason"
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (
+            "other call",
+            "MismatchError: .*ranks 0/0, 0/1, 1/2: all_reduce sum of float32.4..*"
+            "rank 1/3: all_gather of float32.4.",
+        ),
+        (
+            "one less",
+            "PeerLostError: rank 1/3 has returned from the train cell while rank ./. waited "
+            "in all_reduce sum of float32.4..*rank 1/3 took part in 1, the last at line",
+        ),
+        (
+            "one less, still busy",
+            "PeerLostError: rank 1/3 has returned from the train cell while rank ",
+        ),
+        ("killed", "PeerLostError: rank 1/3 ended while rank ./. waited in all_reduce sum"),
+        # A rank may see that one of them has ended before it sees the other.
+        (
+            "host killed",
+            "PeerLostError: (ranks 1/2, 1/3|rank 1/[23]) ended while rank 0/. waited in all_reduce",
+        ),
+    ],
+)
+def test_mismatch_and_lost_rank_errors_name_the_host(ranks: Ranks, mistake: str, told: str) -> None:
+    every = ranks.run(wrong, 4, mistake, hosts=LOOPBACK)
+    left = {"other call": 4, "host killed": 2}.get(mistake, 3)
+    for rank, ended in enumerate(every[:left]):
+        assert re.match(told, ended.value, re.DOTALL), (rank, ended.value)
+
+
+def without_store(folder: str) -> str:
+    """Wait for rank 3, which ends the process that serves the store, and does not take part."""
+    rank, world = rehearse()
+    x = torch.ones(4, device=torch_xla.device())
+    xm.all_reduce("sum", [x])
+    told = [Path(folder, str(other)) for other in range(world - 1)]
+    if rank == world - 1:
+        os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
+        while not all(path.exists() for path in told):
+            time.sleep(0.01)
+        return ""
+    try:
+        xm.all_reduce("sum", x)
+        torch_xla.sync()
+    except PeerLostError as error:
+        return str(error)
+    finally:
+        told[rank].touch()
+    return "nothing was raised"
+
+
+def test_lost_store_of_host_0_is_explained(ranks: Ranks, tmp_path: Path) -> None:
+    *said, _ = ranks.values(without_store, 4, str(tmp_path), hosts=LOOPBACK)
+    for rank, text in enumerate(said):
+        assert re.match(
+            rf"torch elastic's store at 127.0.0.1:\d+ no longer answers rank {rank // 2}/{rank}, "
+            r"which waited in all_reduce sum of float32\[4\].*: the first host, which serves it",
+            text,
+        ), text

@@ -1,173 +1,113 @@
-"""torch_xla's functions built on collectives: optimizer steps, gradients, BatchNorm, rendezvous."""
+"""torch_xla's functions built on collectives: training, mesh_reduce, save, layouts in one step."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from tests.drivers.ranks import Ranks, rehearse
+from tests.drivers.lazy import torch_xla, xf, xm
+from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
 
+BATCH, STEPS = 16, 6
+CLOSE = {"SGD": 1e-5, "AdamW": 1e-4, "batch norm": 1e-5, "accumulation": 1e-5, "autocast": 1e-2}
+"""Relative tolerance of each loss and weight; a tenth of it is the absolute one.
 
-def stepped() -> dict[str, Any]:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    def weights(groups: Any = None, **options: Any) -> list[float]:
-        """After a step of size 1 down a gradient of 1, 2, … and of which the mean is taken."""
-        parameters = [
-            torch.zeros(300, 300, device=torch_xla.device(), requires_grad=True) for _ in range(4)
-        ]
-        for number, parameter in enumerate(parameters):
-            (parameter * (number + 1) * (rank + 1)).sum().backward()
-        optimizer = torch.optim.SGD(parameters, lr=1.0)
-        xm.optimizer_step(optimizer, groups=groups, **options)
-        return [parameter.mean().item() for parameter in parameters]
-
-    found = {"all": weights(), "barrier": weights(barrier=True, pin_layout=False)}
-    found["groups"] = weights([[0, 1], [2, 3]])
-    os.environ["ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"] = "1"  # 3 parameters of 0.36 MB, and 1
-    found["buckets"] = weights()
-    return found
+A mean over more ranks is summed in another order, which AdamW amplifies; with bfloat16 autocast
+each rank rounds the gradients of its own part of the batch to 8 bits.
+"""
 
 
-def test_optimizer_step(ranks: Ranks) -> None:
-    for rank, found in enumerate(ranks.values(stepped, 4)):
-        mean = [-2.5, -5.0, -7.5, -10.0]
-        assert found["all"] == found["barrier"] == found["buckets"] == mean
-        # Upstream divides by the number of all ranks, also within groups.
-        share = (1 + 2 if rank < 2 else 3 + 4) / 4
-        assert found["groups"] == [-share * number for number in (1, 2, 3, 4)]
-
-
-def differentiated() -> dict[str, Any]:
-    rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.functions as xf
-    import torch_xla.core.xla_model as xm
-
+def trained(kind: str, rank: int, world: int) -> tuple[list[float], list[float]]:
+    """The losses of the global batch, and all weights and running means."""
+    torch.manual_seed(0)
+    features, labels = torch.randn(BATCH, 6), torch.arange(BATCH) % 3
+    torch.manual_seed(rank)
     device = torch_xla.device()
-
-    def grad(function: Callable[[Any], Any], values: list[list[float]]) -> list[Any]:
-        x = torch.tensor(values[rank], device=device, requires_grad=True)
-        y = function(x)
-        (y * torch.arange(1.0, y.numel() + 1, device=device)).sum().backward()
-        assert x.grad is not None
-        return [y.tolist(), x.grad.tolist()]
-
-    values = [[1.0, 5.0], [2.0, 4.0]]
-    found = {
-        "sum": grad(lambda x: xf.all_reduce(xm.REDUCE_SUM, x), values),
-        "scaled": grad(lambda x: xf.all_reduce(xm.REDUCE_SUM, x, scale=0.5), values),
-        "product": grad(lambda x: xf.all_reduce(xm.REDUCE_MUL, x), values),
-        "least": grad(lambda x: xf.all_reduce(xm.REDUCE_MIN, x), values),
-        "greatest": grad(lambda x: xf.all_reduce(xm.REDUCE_MAX, x), values),
-        "gather": grad(xf.all_gather, values),
-    }
-    torch.manual_seed(0)
-    weight, inputs = torch.randn(3, 2 * world), torch.randn(2 * world, 4)
-    # Each rank has two columns of the weight; the input's columns are shared among the ranks.
-    part = weight[:, 2 * rank : 2 * rank + 2].to(device).requires_grad_()
-    own = inputs[:, 2 * rank : 2 * rank + 2].to(device)
-    for split in (1, 2):
-        product = xf.distributed_mm(part, own, split=split)
-        whole = (weight @ inputs)[:, 2 * rank : 2 * rank + 2]
-        assert torch.allclose(product.detach().cpu(), whole, atol=1e-5)
-    product.sum().backward()
-    assert part.grad is not None
-    return found
-
-
-def test_collective_functions_with_gradients(ranks: Ranks) -> None:
-    one, other = ranks.values(differentiated, 2)
-    for name, value, gradients in (
-        ("sum", [3.0, 9.0], ([1.0, 2.0], [1.0, 2.0])),
-        ("scaled", [1.5, 4.5], ([0.5, 1.0], [0.5, 1.0])),
-        ("product", [2.0, 20.0], ([2.0, 8.0], [1.0, 10.0])),
-        ("least", [1.0, 4.0], ([1.0, 0.0], [0.0, 2.0])),
-        ("greatest", [2.0, 5.0], ([0.0, 2.0], [1.0, 0.0])),
-        # torch_xla's gradient covers only this rank's use of its own part.
-        ("gather", [1.0, 5.0, 2.0, 4.0], ([1.0, 2.0], [3.0, 4.0])),
-    ):
-        assert one[name] == [value, gradients[0]], name
-        assert other[name] == [value, gradients[1]], name
+    layers: list[torch.nn.Module] = [torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)]
+    if kind == "batch norm":
+        layers[1] = torch.nn.BatchNorm1d(8) if world == 1 else xf.SyncBatchNorm(8)
+    model = torch.nn.Sequential(*layers).to(device)
+    if world > 1:
+        xm.broadcast_master_param(model)
+    optimizer: torch.optim.Optimizer
+    if kind == "AdamW":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mine = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    x, y = features[mine].to(device), labels[mine].to(device)
+    parts = 2 if kind == "accumulation" else 1
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        total = torch.zeros((), device=device)
+        for part in range(parts):
+            some = slice(part, None, parts)
+            with torch.autocast("xla", torch.bfloat16, enabled=kind == "autocast"):
+                loss = torch.nn.functional.cross_entropy(model(x[some]), y[some]) / parts
+            loss.backward()
+            total += loss.detach()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+        losses.append(total)
+    mean = torch.stack(losses)
+    if world > 1:
+        mean = xm.all_reduce("sum", mean, scale=1 / world)
+    kept = [p.detach() for p in model.parameters()]
+    kept += [b for name, b in model.named_buffers() if name.endswith("mean")]
+    return mean.tolist(), torch.cat([k.cpu().flatten() for k in kept]).tolist()
 
 
-def normalized(kind: str) -> list[Any]:
-    rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.functions as xf
-    import torch_xla.core.xla_model as xm
-
-    torch.manual_seed(0)
-    shape = {"1d": (4 * world, 3), "2d": (2 * world, 3, 2, 2), "3d": (world, 3, 2, 2, 2)}[kind]
-    batch, weights = torch.randn(shape), torch.randn(shape)
-    own = slice(rank * shape[0] // world, (rank + 1) * shape[0] // world)
-    norm = xf.SyncBatchNorm(3).to(torch_xla.device())
-    x = batch[own].to(torch_xla.device()).requires_grad_()
-    y = norm(x)
-    (y * weights[own].to(torch_xla.device())).sum().backward()
-    xm.all_reduce("sum", [norm.weight.grad, norm.bias.grad])
-
-    plain = {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d, "3d": torch.nn.BatchNorm3d}
-    whole = plain[kind](3)
-    z = batch.clone().requires_grad_()
-    result = whole(z)
-    (result * weights).sum().backward()
-    assert z.grad is not None
-    assert x.grad is not None
-    found = [(y, result[own]), (x.grad, z.grad[own]), (norm.running_mean, whole.running_mean)]
-    found += [(norm.weight.grad, whole.weight.grad), (norm.bias.grad, whole.bias.grad)]
-    return [(a.detach().cpu() - b.detach()).abs().max().item() for a, b in found]
+def all_trained() -> list[tuple[list[float], list[float]]]:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1:
+        rehearse()
+    return [trained(kind, rank, world) for kind in CLOSE]
 
 
-@pytest.mark.parametrize("kind", ["1d", "2d", "3d"])
-def test_batch_norm_of_several_ranks_is_that_of_one(ranks: Ranks, kind: str) -> None:
-    for differences in ranks.values(normalized, 3, kind):
-        assert max(differences) < 2e-5
+def test_training_on_ranks_and_hosts_equals_one_process(ranks: Ranks) -> None:
+    (alone,) = ranks.values(all_trained, 1)
+    two, four = (ranks.values(all_trained, count) for count in (2, 4))
+    assert ranks.values(all_trained, 4, hosts=LOOPBACK) == four
+    for every in (two, four):
+        assert all(one == every[0] for one in every)  # the same on all ranks, bit for bit
+        for close, (losses, weights), (found, found_weights) in zip(
+            CLOSE.values(), alone, every[0], strict=True
+        ):
+            assert losses[-1] < losses[0]
+            assert found == pytest.approx(losses, rel=close)
+            assert found_weights == pytest.approx(weights, rel=close, abs=close / 10)
 
 
 def met(folder: str) -> dict[str, Any]:
     rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     device = torch_xla.device()
-    ran: list[str] = []
-    xm.add_step_closure(ran.append, args=("closure",))
     x = torch.ones(world, 2, device=device) * rank
-    token = torch_xla._XLAC._get_all_reduce_token(str(device))
-    xm.all_gather([x], pin_layout=False)
-    xm.reduce_scatter("sum", x, 1.0, 0, world)
-    xm.all_to_all(x, 0, 0, world)
-    xm.collective_permute(x, [[0, 1]])
-    assert not ran, "a step closure ran in the middle of a step"
-    torch_xla._XLAC._set_all_reduce_token(str(device), token)
     data = {"tensor": x[0], "list": [rank, "text"], "none": None}
+    leaf = torch.ones(2, device=device, requires_grad=True)
+    (xf.all_reduce(xm.REDUCE_SUM, leaf * rank) * (rank + 1)).sum().backward()
     found: dict[str, Any] = {
+        "gradient": leaf.grad.tolist(),  # type: ignore[union-attr]
         "mean": float(xm.mesh_reduce("mean", float(rank), np.mean)),
-        "numbers": xm.mesh_reduce("numbers", rank, list),
         "trees": xm.mesh_reduce("trees", data, lambda every: [d["list"] for d in every]),
         "tensors": xm.mesh_reduce("x", x[0], lambda every: torch.stack(every).sum().item()),
+        "payloads": xm.rendezvous("one", bytes([rank]) * rank),
         "ordinals": xm.rendezvous("all of them", bytes([rank]), list(range(world))),
-        "closures": list(ran),  # a rendezvous ends the step, as upstream's does
+        "empty": xm.rendezvous("two"),
+        "called": xm.do_on_ordinals(lambda t: t.sum().item(), (x,), ordinals=(1,)),
     }
     # torch.load no longer reads NumPy values since torch 2.6, on a TPU as well.
-    for value in (np.float64(rank), np.ones(2)):
-        with pytest.raises(Exception, match="Weights only load failed"):
-            xm.mesh_reduce("numpy", value, np.mean)
-    called = xm.do_on_ordinals(lambda t: t.sum().item(), (x,), ordinals=(1,))
-    found["called"] = called
+    with pytest.raises(Exception, match="Weights only load failed"):
+        xm.mesh_reduce("numpy", np.ones(2), np.mean)
+    with pytest.raises(TypeError, match="`payload` must be bytes"):
+        xm.rendezvous("three", "text")
+    with pytest.raises(ValueError, match="Only global rendezvous"):
+        xm.rendezvous("four", b"", [0])
     xm.save({"rank": x}, f"{folder}/each{rank}.pt", master_only=False)
     xm.save({"rank": x}, f"{folder}/one.pt", global_master=True)
     xm.rendezvous("saved")
@@ -176,114 +116,20 @@ def met(folder: str) -> dict[str, Any]:
     return found
 
 
-def test_mesh_reduce_ordinals_closures_and_save(ranks: Ranks, tmp_path: Path) -> None:
-    found = ranks.values(met, 3, str(tmp_path))
-    for rank, one in enumerate(found):
-        assert one == {
+def test_mesh_reduce_rendezvous_ordinals_and_save(ranks: Ranks, tmp_path: Path) -> None:
+    for rank, found in enumerate(ranks.values(met, 3, str(tmp_path))):
+        assert found == {
+            "gradient": [rank * (rank + 1.0)] * 2,  # of this rank's own use, as torch_xla's
             "mean": 1.0,
-            "numbers": [0, 1, 2],
             "trees": [[0, "text"], [1, "text"], [2, "text"]],
             "tensors": 6.0,
+            "payloads": [b"", b"\1", b"\2\2"],
             "ordinals": [b"\0", b"\1", b"\2"],
-            "closures": ["closure"],
+            "empty": [b"", b"", b""],
             "called": 6.0 if rank == 1 else None,
             "saved": ["each0.pt", "each1.pt", "each2.pt", "one.pt"],
             "first": 0.0,
         }
-
-
-def disagreeing(which: str) -> list[str]:
-    rank, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import MismatchError
-
-    device = torch_xla.device()
-    x = torch.ones(4, 4, device=device)
-    odd = torch.ones(4, 4 + rank, device=device)
-    functional = torch.ops._c10d_functional
-    calls: dict[str, Callable[[], object]] = {
-        "gather": lambda: xm.all_gather(odd, dim=rank),
-        "gathers": lambda: xm.all_gather([x, odd], pin_layout=False),
-        "scatter": lambda: xm.reduce_scatter("sum", x, 1.0 + rank, 0, world),
-        "scatter, one wrong": lambda: xm.reduce_scatter("sum", x[rank:], 1.0, 0, world),
-        "to all": lambda: xm.all_to_all(x, rank, 0, world),
-        "permute": lambda: xm.collective_permute(odd, [[0, 1], [1, 0]]),
-        "functional": lambda: functional.reduce_scatter_tensor(x, "max" if rank else "min", 2, ""),
-    }
-    with pytest.raises(MismatchError) as raised:
-        calls[which]()
-    # The ranks still agree.
-    assert xm.all_reduce("sum", torch.ones(1, device=device)).item() == world
-    return [str(raised.value)]
-
-
-@pytest.mark.parametrize(
-    ("which", "said"),
-    [
-        ("gather", [r"rank 0: all_gather of float32\[4, 4\], dim 0", r"float32\[4, 5\], dim 1"]),
-        ("gathers", [r"rank 0: all_gather of 2 tensors .*tensor 2 is float32\[4, 4\]"]),
-        ("scatter", [r"rank 1: reduce_scatter sum of .*, dim 0, scale 2"]),
-        ("scatter, one wrong", [r"rank 1: reduce_scatter sum of float32\[3, 4\]"]),
-        ("to all", [r"rank 1: all_to_all of float32\[4, 4\], from dim 1 to 0"]),
-        (
-            "permute",
-            [r"rank 1: collective_permute of float32\[4, 5\], pairs \[\[0, 1\], \[1, 0\]\]"],
-        ),
-        ("functional", [r"rank 0: reduce_scatter min", r"rank 1: reduce_scatter max"]),
-    ],
-)
-def test_mismatch_in_any_collective_is_reported(ranks: Ranks, which: str, said: list[str]) -> None:
-    for (message,) in ranks.values(disagreeing, 2, which):
-        for text in said:
-            assert re.search(text, message), message
-        assert "test_rehearsal_training_calls.py" in message
-
-
-def refused() -> dict[str, str]:
-    _, world = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    x = torch.ones(4, 4, device=torch_xla.device())
-    whole = x.long()
-    calls: dict[str, Callable[[], object]] = {
-        "in one tensor of a type": lambda: xm.all_gather([x, whole], pin_layout=False),
-        "in an empty list": lambda: xm.all_gather([], pin_layout=False),
-        "in an empty tensor": lambda: xm.all_gather([x[:0]], pin_layout=False),
-        "in shares": lambda: xm.reduce_scatter("sum", x[1:], 1.0, 0, world),
-        "in a count of shares": lambda: xm.reduce_scatter("sum", x, 1.0, 0, 4),
-        "in a split": lambda: xm.all_to_all(x, 0, 0, 4),
-        "in a dimension": lambda: xm.all_to_all(x, -1, 0, world),
-        "in pairs": lambda: xm.collective_permute(x, [[0, 1], [0, 0]]),
-        "in ranks": lambda: xm.collective_permute(x, [[0, 2]]),
-    }
-    found = {}
-    for name, call in calls.items():
-        with pytest.raises(ValueError) as raised:  # noqa: PT011 - looked at below
-            call()
-        found[name] = str(raised.value)
-    assert xm.all_reduce("sum", x)[0, 0].item() == world
-    return found
-
-
-def test_collective_arguments_that_fail_on_a_tpu_are_explained(ranks: Ranks) -> None:
-    for found in ranks.values(refused, 2):
-        for name, said in (
-            ("in one tensor of a type", "torch_xla crashes if a list has a single tensor"),
-            ("in an empty list", "torch_xla crashes with an empty list"),
-            ("in an empty tensor", "torch_xla fails with an empty tensor in this call"),
-            ("in shares", "dimension 0 of [3, 4] cannot be split into 2 equal shares"),
-            ("in a count of shares", "shard_count is 4, but the group has 2 ranks"),
-            ("in a split", "split_count is 4, but the group has 2 ranks"),
-            ("in a dimension", "split_dimension -1 is not in 0 … 1"),
-            ("in pairs", "XLA accepts each rank once as a source and once as a target"),
-            ("in ranks", "only ranks 0 … 1 exist"),
-        ):
-            assert said in found[name], found[name]
 
 
 def mixed(between: str) -> list[str]:
@@ -291,9 +137,6 @@ def mixed(between: str) -> list[str]:
         os.environ["XLA_ALWAYS_ALLREDUCE"] = "1"
     else:
         rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
 
     from tpunb.xla.rehearsal import divergence
 

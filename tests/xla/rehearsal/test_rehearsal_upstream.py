@@ -11,7 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from tests.drivers.lazy import met, torch_xla
 from tests.drivers.ranks import Ranks, rehearse
 
 
@@ -23,8 +27,6 @@ def _seen(tensor: Any) -> list[Any]:
 def in_place(rehearsed: bool) -> dict[str, Any]:
     if rehearsed:
         rehearse()
-    import torch
-    import torch_xla
 
     xlac, device = torch_xla._XLAC, torch_xla.device()
     found: dict[str, Any] = {}
@@ -87,8 +89,6 @@ def in_place(rehearsed: bool) -> dict[str, Any]:
 def outputs(rehearsed: bool) -> dict[str, Any]:
     if rehearsed:
         rehearse()
-    import torch
-    import torch_xla
 
     xlac, device = torch_xla._XLAC, torch_xla.device()
     found: dict[str, Any] = {}
@@ -118,46 +118,69 @@ def outputs(rehearsed: bool) -> dict[str, Any]:
     return found
 
 
+class Calls:
+    """torch_xla's functions, with the arguments that all calls below have."""
+
+    def __init__(self, rehearsed: bool) -> None:
+        if rehearsed:
+            rehearse()
+
+        self.xlac: Any = torch_xla._XLAC
+        self.device = torch_xla.device()
+        self.functional = torch.ops._c10d_functional
+        self.x = torch.arange(6.0, device=self.device).view(2, 3).requires_grad_()
+
+    @property
+    def token(self) -> Any:
+        return self.xlac._get_all_reduce_token(str(self.device))
+
+    def reduce(self, kind: str, x: Any, scale: float = 1.0) -> Any:
+        return self.xlac._xla_all_reduce(kind, x, scale, [], False)
+
+    def gather(self, x: Any, dim: int, groups: Any = ()) -> Any:
+        return self.xlac._xla_all_gather(x, dim, 1, list(groups), False, None, None)
+
+    def gathers(self, *tensors: Any) -> Any:
+        return self.xlac._xla_all_gather_coalesced(list(tensors), self.token, 0, 1, [], False)
+
+    def scatter(self, kind: str, x: Any, scale: float, dim: int, count: int = 1) -> Any:
+        options = (scale, dim, count, [], False, None, None)
+        return self.xlac._xla_reduce_scatter(kind, x, self.token, *options)
+
+    def to_all(self, x: Any, from_dim: int, to_dim: int, count: int = 1) -> Any:
+        return self.xlac._xla_all_to_all(x, self.token, from_dim, to_dim, count, [], False)
+
+    def permute(self, x: Any, *pairs: list[int]) -> Any:
+        return self.xlac._xla_collective_permute(x, self.token, list(pairs))
+
+    def end(self) -> None:
+        """Pinned and unpinned layouts may not be in one program."""
+        self.xlac._set_all_reduce_token(str(self.device), None)
+
+
 def results(rehearsed: bool) -> dict[str, Any]:
-    if rehearsed:
-        rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.debug.metrics as met
+    c = Calls(rehearsed)
 
-    xlac, device = torch_xla._XLAC, torch_xla.device()
-    functional = torch.ops._c10d_functional
     found: dict[str, Any] = {}
-    x = torch.arange(6.0, device=device).view(2, 3).requires_grad_()
-    bits = torch.tensor([True, False], device=device)
-
-    def token() -> Any:
-        return xlac._get_all_reduce_token(str(device))
-
+    x, functional = c.x, c.functional
+    bits = torch.tensor([True, False], device=c.device)
     calls: dict[str, Callable[[], Any]] = {
-        "reduce": lambda: xlac._xla_all_reduce("sum", x, 3.0, [], False),
-        "reduce bool": lambda: xlac._xla_all_reduce("sum", bits, 0.5, [], False),
-        "reduce integers": lambda: xlac._xla_all_reduce("sum", x.detach().long(), 0.5, [], False),
-        "reduce f64": lambda: xlac._xla_all_reduce("sum", x.double(), 1 / 3, [], False),
-        "reduce bf16": lambda: xlac._xla_all_reduce("sum", x.bfloat16(), 1 / 3, [], False),
-        "reduce complex": lambda: xlac._xla_all_reduce(
-            "sum", x.detach().to(torch.complex64), 2.0, [], False
+        "reduce": lambda: c.reduce("sum", x, 3.0),
+        "reduce bool": lambda: c.reduce("sum", bits, 0.5),
+        "reduce integers": lambda: c.reduce("sum", x.detach().long(), 0.5),
+        "reduce f64": lambda: c.reduce("sum", x.double(), 1 / 3),
+        "reduce bf16": lambda: c.reduce("sum", x.bfloat16(), 1 / 3),
+        "reduce complex": lambda: c.reduce("sum", x.detach().to(torch.complex64), 2.0),
+        "gather": lambda: c.gather(x, 1),
+        "gathers": lambda: c.gathers(x, x + 1),
+        "gather an empty second": lambda: c.gathers(x, x[:0]),
+        "scatter": lambda: c.scatter("sum", x, 0.5, 0),
+        "scatters": lambda: c.xlac._xla_reduce_scatter_coalesced(
+            "min", [x, x.long()], c.token, 1.0, 0, 1, [], False
         ),
-        "gather": lambda: xlac._xla_all_gather(x, 1, 1, [], False, None, None),
-        "gathers": lambda: xlac._xla_all_gather_coalesced([x, x + 1], token(), 0, 1, [], False),
-        "gather an empty second": lambda: xlac._xla_all_gather_coalesced(
-            [x, x[:0]], token(), 0, 1, [], False
-        ),
-        "scatter": lambda: xlac._xla_reduce_scatter(
-            "sum", x, token(), 0.5, 0, 1, [], False, None, None
-        ),
-        "scatters": lambda: xlac._xla_reduce_scatter_coalesced(
-            "min", [x, x.long()], token(), 1.0, 0, 1, [], False
-        ),
-        "to all": lambda: xlac._xla_all_to_all(x, token(), 0, 1, 1, [], False),
-        "permute to itself": lambda: xlac._xla_collective_permute(x, token(), [[0, 0]]),
-        "permute nothing": lambda: xlac._xla_collective_permute(x, token(), []),
-        # torch.ops._c10d_functional.
+        "to all": lambda: c.to_all(x, 0, 1),
+        "permute to itself": lambda: c.permute(x, [0, 0]),
+        "permute nothing": lambda: c.permute(x),
         "functional reduce": lambda: functional.all_reduce(x, "sum", ""),
         "functional gather": lambda: functional.all_gather_into_tensor(x, 1, ""),
         "functional scatter": lambda: functional.reduce_scatter_tensor(x, "sum", 1, ""),
@@ -172,54 +195,34 @@ def results(rehearsed: bool) -> dict[str, Any]:
         counters = [counter for counter in met.counter_names() if counter in COUNTERS]
         seen = [_seen(one) for one in several if isinstance(one, torch.Tensor)]
         found[name] = [seen, kinds, counters]
-        # Pinned and unpinned layouts may not be in one program.
-        xlac._set_all_reduce_token(str(device), None)
+        c.end()
     return found
 
 
 def refusals(rehearsed: bool) -> dict[str, Any]:
-    if rehearsed:
-        rehearse()
-    import torch
-    import torch_xla
+    c = Calls(rehearsed)
 
-    xlac, device = torch_xla._XLAC, torch_xla.device()
-    functional = torch.ops._c10d_functional
-    x = torch.arange(6.0, device=device).view(2, 3).requires_grad_()
-
-    def token() -> Any:
-        return xlac._get_all_reduce_token(str(device))
-
+    x, functional = c.x, c.functional
     calls: dict[str, Callable[[], Any]] = {
-        "gather dim -1": lambda: xlac._xla_all_gather(x, -1, 1, [], False, None, None),
-        "gather dim 2": lambda: xlac._xla_all_gather(x, 2, 1, [], False, None, None),
-        "gather a number": lambda: xlac._xla_all_gather(x.sum(), 0, 1, [], False, None, None),
-        "gather nothing": lambda: xlac._xla_all_gather(x[:0], 0, 1, [], False, None, None),
-        "gather an empty first": lambda: xlac._xla_all_gather_coalesced(
-            [x[:0], x], token(), 0, 1, [], False
-        ),
-        "scatter dim -1": lambda: xlac._xla_reduce_scatter(
-            "sum", x, token(), 1.0, -1, 1, [], False, None, None
-        ),
-        "scatter nothing": lambda: xlac._xla_reduce_scatter(
-            "sum", x[:0], token(), 1.0, 0, 1, [], False, None, None
-        ),
-        "scatter without a share": lambda: xlac._xla_reduce_scatter(
-            "sum", x, token(), 1.0, 0, 3, [], False, None, None
-        ),
-        "scatter no such type": lambda: xlac._xla_reduce_scatter(
-            "avg", x, token(), 1.0, 0, 1, [], False, None, None
-        ),
-        "and of floats": lambda: xlac._xla_all_reduce("and", x, 1.0, [], False),
-        "no such type": lambda: xlac._xla_all_reduce("avg", x, 1.0, [], False),
-        "a CPU tensor": lambda: xlac._xla_all_reduce("sum", torch.ones(2), 1.0, [], False),
-        "to all from dim -1": lambda: xlac._xla_all_to_all(x, token(), -1, 0, 1, [], False),
-        "to all without a share": lambda: xlac._xla_all_to_all(x, token(), 1, 0, 2, [], False),
-        "to all of nothing": lambda: xlac._xla_all_to_all(x[:0], token(), 0, 0, 1, [], False),
-        "permute nothing at all": lambda: xlac._xla_collective_permute(x[:0], token(), [[0, 0]]),
-        "permute twice": lambda: xlac._xla_collective_permute(x, token(), [[0, 0], [0, 0]]),
-        "groups of nobody": lambda: xlac._xla_all_gather(x, 0, 1, [[0], []], False, None, None),
-        "group of another": lambda: xlac._xla_all_gather(x, 0, 1, [[1]], False, None, None),
+        "gather dim -1": lambda: c.gather(x, -1),
+        "gather dim 2": lambda: c.gather(x, 2),
+        "gather a number": lambda: c.gather(x.sum(), 0),
+        "gather nothing": lambda: c.gather(x[:0], 0),
+        "gather an empty first": lambda: c.gathers(x[:0], x),
+        "scatter dim -1": lambda: c.scatter("sum", x, 1.0, -1),
+        "scatter nothing": lambda: c.scatter("sum", x[:0], 1.0, 0),
+        "scatter without a share": lambda: c.scatter("sum", x, 1.0, 0, 3),
+        "scatter no such type": lambda: c.scatter("avg", x, 1.0, 0),
+        "and of floats": lambda: c.reduce("and", x),
+        "no such type": lambda: c.reduce("avg", x),
+        "a CPU tensor": lambda: c.reduce("sum", torch.ones(2)),
+        "to all from dim -1": lambda: c.to_all(x, -1, 0),
+        "to all without a share": lambda: c.to_all(x, 1, 0, 2),
+        "to all of nothing": lambda: c.to_all(x[:0], 0, 0),
+        "permute nothing at all": lambda: c.permute(x[:0], [0, 0]),
+        "permute twice": lambda: c.permute(x, [0, 0], [0, 0]),
+        "an empty group": lambda: c.gather(x, 0, [[0], []]),
+        "group of another": lambda: c.gather(x, 0, [[1]]),
         "functional to all, uneven": lambda: functional.all_to_all_single(x, [1], [2], ""),
         "functional no such type": lambda: functional.all_reduce(x, "avg", ""),
         "functional gather a number": lambda: functional.all_gather_into_tensor(x.sum(), 1, ""),
@@ -230,28 +233,19 @@ def refusals(rehearsed: bool) -> dict[str, Any]:
             result = call()
             # Upstream's compiler checks this later.
             (result if isinstance(result, torch.Tensor) else result[0]).detach().cpu()
-            found[name] = "taken"
+            found[name] = "accepted"
         except (RuntimeError, ValueError):
             found[name] = "refused"
-        xlac._set_all_reduce_token(str(device), None)
+        c.end()
     return found
 
 
 COUNTERS = [
     f"xla::{name}"
     for name in (
-        "AllReduce",
-        "AllReduceInPlace",
-        "AllGather",
-        "AllGatherOut",
-        "ReduceScatter",
-        "ReduceScatterOut",
-        "AllToAll",
-        "all_reduce",
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-    )
+        "AllReduce AllReduceInPlace AllGather AllGatherOut ReduceScatter ReduceScatterOut "
+        "AllToAll all_reduce all_gather_into_tensor reduce_scatter_tensor all_to_all_single"
+    ).split()
 ]
 
 
@@ -268,11 +262,7 @@ def test_rehearsal_with_one_rank_equals_torch_xla(
 def grads_without_all_reduce(gradient_as_bucket_view: bool) -> list[bool]:
     """For upstream's own functions: True for each gradient whose program lacks the all-reduce."""
     os.environ["XLA_ALWAYS_ALLREDUCE"] = "1"  # else it is left out where there is one replica
-    import torch
-    import torch.distributed as dist
-    import torch_xla
     import torch_xla.distributed.xla_backend
-    from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
@@ -288,11 +278,6 @@ def grads_without_all_reduce(gradient_as_bucket_view: bool) -> list[bool]:
 
 def rehearsed_grads(gradient_as_bucket_view: bool) -> list[Any]:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    from torch.nn.parallel import DistributedDataParallel
-
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1))

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.runs.result import Collective, count_collectives, describe_collectives
+from tests.support import Driver
+from tpunb.display.status import Status
+from tpunb.runs.directory import RunDir
+from tpunb.runs.result import Collective, RunResult, count_collectives, describe_collectives
 from tpunb.xla.rehearsal import stats
 from tpunb.xla.rehearsal.stats import CollectiveStats
 
@@ -96,9 +99,37 @@ import torch_xla.core.xla_model as xm
 rank, device = int(os.environ["RANK"]), torch_xla.device()
 for step in range(4):
     if rank == 0 and step == 2:
-        time.sleep({seconds})
+        time.sleep(2)  # far longer than the ranks' starts differ
     xm.all_reduce("sum", [torch.ones(50, device=device), torch.ones(50, device=device)])
     torch_xla.sync()
 xm.all_gather(torch.ones(10, dtype=torch.bfloat16, device=device), pin_layout=False)
 xm.rendezvous("end", b"four")
 """
+
+
+def test_collective_stats_in_result_log_and_card(driver: Driver) -> None:
+    result = driver.run([], TRAIN, ranks=2).result
+    assert result.state == "succeeded"
+    counted = {(row.rank, row.operation): row for row in result.collectives}
+    for rank in (0, 1):
+        assert counted[rank, "all_reduce sum"].calls == 4
+        assert counted[rank, "all_reduce sum"].bytes == 4 * 100 * 4
+        assert counted[rank, "rendezvous"].bytes == 4
+        assert counted[rank, "all_gather"].bytes == 20
+        assert all(row.took > 0 for row in result.collectives)
+    assert len(counted) == 6
+    # Rank 1 waited while rank 0 slept.
+    assert counted[1, "all_reduce sum"].waited > 0.2
+    assert counted[1, "all_reduce sum"].waited > counted[0, "all_reduce sum"].waited
+    kept = json.loads((result.dir / "result.json").read_text())
+    first = kept["collectives"][0]
+    assert (first["rank"], first["operation"], first["calls"]) == (0, "all_reduce sum", 4)
+    assert RunResult.from_json(kept, result.dir).collectives == result.collectives
+    assert "each rank: 6 collectives, 1.6 kB (4 all_reduce sum, " in str(result)
+    assert "rehearsal on CPU" in str(result)
+    log = (result.dir / "run.log").read_text().splitlines()
+    assert log[0] == "[tpunb] rehearsal on CPU: this run uses no TPU"
+    status = Status(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
+    status.end(result)
+    assert "rehearsal on CPU" in status.text()
+    assert "6 collectives, 1.6 kB" in status.html()

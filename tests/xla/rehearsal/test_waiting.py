@@ -7,8 +7,12 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests.drivers.ranks import Ranks, rehearse
+from tests.drivers.lazy import torch_xla, xm
+from tests.drivers.ranks import LOOPBACK, Loopback, Ranks, rehearse
+from tpunb.xla.rehearsal.errors import CollectiveError
 
 
 def wait(*members: int, number: int = 1, **others: int) -> tuple[Any, ...]:
@@ -44,12 +48,6 @@ def test_deadlock_cycle_detection(waits: dict[int, Any], found: list[int]) -> No
 
 def permuted(pairs: list[list[list[int]]]) -> str:
     rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
-
     x = torch.full((3,), float(rank), device=torch_xla.device())
     try:
         xm.collective_permute(x, pairs[rank])
@@ -62,10 +60,7 @@ def permuted(pairs: list[list[list[int]]]) -> str:
 @pytest.mark.parametrize(
     ("pairs", "called"),
     [
-        (
-            [[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 2]]],
-            [(0, "[0, 1], [1, 2]"), (2, "[0, 2]")],
-        ),
+        ([[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 2]]], [(0, "[0, 1], [1, 2]"), (2, "[0, 2]")]),
         ([[[0, 1]], [[1, 2]], [[2, 0]]], [(0, "[0, 1]"), (1, "[1, 2]"), (2, "[2, 0]")]),
         # Rank 2 is in no pair, and still takes part.
         ([[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 1]]], [(0, "[0, 1], [1, 2]")]),
@@ -89,12 +84,6 @@ def sent_in_a_circle() -> str:
     rank, world = rehearse()
     import warnings
 
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-
-    from tpunb.xla.rehearsal.errors import CollectiveError
-
     dist.init_process_group("xla", init_method="xla://")
     x = torch.full((3,), float(rank), device=torch_xla.device())
     with warnings.catch_warnings(record=True) as said:
@@ -105,47 +94,23 @@ def sent_in_a_circle() -> str:
     return ""
 
 
-def test_deadlock_of_sending_ranks_is_named(ranks: Ranks) -> None:
-    said = ranks.values(sent_in_a_circle, 3)
+@pytest.mark.parametrize(
+    ("hosts", "names"), [((), ("0", "1", "2", "3")), (LOOPBACK, ("0/0", "0/1", "1/2", "1/3"))]
+)
+def test_deadlock_of_sending_ranks_is_named(
+    ranks: Ranks, hosts: tuple[Loopback, ...], names: tuple[str, ...]
+) -> None:
+    said = ranks.values(sent_in_a_circle, 4, hosts=hosts)
     deadlocks = [text for text in said if "DeadlockError: " in text]
     assert deadlocks
     for text in deadlocks:
-        for rank in range(3):
-            assert f"rank {rank}: collective_permute of float32[3]" in text
-    assert all("on two ranks, but XLA compiles it for all 3" in text for text in said)
-
-
-def alone_in_a_permute() -> str:
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    from tpunb.xla.rehearsal.errors import MismatchError
-
-    x = torch.ones(3, device=torch_xla.device())
-    try:
-        if rank < 2:  # its pair: on a TPU every rank runs the program
-            xm.collective_permute(x, [[0, 1]])
-        xm.rendezvous("behind it")
-    except MismatchError as error:
-        return str(error)
-    return ""
-
-
-def test_mismatch_if_a_rank_without_a_pair_skips_a_permute(ranks: Ranks) -> None:
-    for text in ranks.values(alone_in_a_permute, 3):
-        assert "ranks 0, 1: collective_permute" in text
-        assert "rank 2: rendezvous" in text
+        for name in names:
+            assert f"rank {name}: collective_permute of float32[3]" in text
+    assert all("on two ranks, but XLA compiles it for all 4" in text for text in said)
 
 
 def passed_on() -> float:
     rank, _ = rehearse()
-    import torch
-    import torch.distributed as dist
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
     dist.init_process_group("xla", init_method="xla://")
     x = torch.full((3,), 1.0 + rank, device=torch_xla.device())
     for source, target in ([0, 1], [1, 2]) if rank < 2 else ([1, 2],):
@@ -163,30 +128,3 @@ def passed_on() -> float:
 def test_no_deadlock_if_a_late_rank_arrives(ranks: Ranks) -> None:
     # 1 is sent to 2, their sum to 3.
     assert ranks.values(passed_on, 3) == [1.0 + 3.0 + 6.0] * 3
-
-
-def gone(early: bool) -> str:
-    from tpunb.xla.rehearsal import errors, install
-
-    rank, _ = rehearse()
-    import torch
-    import torch_xla
-    import torch_xla.core.xla_model as xm
-
-    x = torch.ones(3, device=torch_xla.device())
-    if not early:
-        xm.all_reduce("sum", [x])
-    if rank == 2:
-        install.leave_rehearsal()
-        return ""
-    with pytest.raises(errors.PeerLostError) as raised:
-        xm.all_reduce("sum", [x])
-    return str(raised.value)
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_lost_rank_is_named_at_its_first_and_later_collectives(ranks: Ranks, early: bool) -> None:
-    first, second, _ = ranks.values(gone, 3, early)
-    for message in (first, second):
-        assert message.startswith("rank 2 has returned from the train cell while rank ")
-        assert ("took part in none" if early else "took part in 1, the last at line") in message

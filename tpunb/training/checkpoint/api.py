@@ -109,7 +109,7 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
         counts = _this_process().parts
         counts[store.location] = counts.get(store.location, -1) + 1
         part = counts[store.location], rank, ranks
-    to_cpu = tensors.ToCpu(state)
+    to_cpu = tensors.CpuCopies(state)
     file_path = store.location
     try:
         with heartbeat.storing():

@@ -76,7 +76,7 @@ class Writer:
         self._put(f"{self._crc:08x}".encode())
 
 
-def write_state(state: Any, file: IO[bytes], name: str, to_cpu: tensors.ToCpu) -> None:
+def write_state(state: Any, file: IO[bytes], name: str, to_cpu: tensors.CpuCopies) -> None:
     """Write a state to a file, with the comment.
 
     Raises the errors of writing to the file and of pickling.
@@ -94,7 +94,7 @@ def write_state(state: Any, file: IO[bytes], name: str, to_cpu: tensors.ToCpu) -
     writer.finish()
 
 
-def pickler(to_cpu: tensors.ToCpu) -> ModuleType:
+def pickler(to_cpu: tensors.CpuCopies) -> ModuleType:
     """Return a pickle module for torch.save that moves tensors to the CPU."""
     import torch
 
@@ -117,7 +117,7 @@ class _NullFile:
         pass
 
 
-def find_unpicklable(state: Any, to_cpu: tensors.ToCpu) -> tuple[str, Any] | None:
+def find_unpicklable(state: Any, to_cpu: tensors.CpuCopies) -> tuple[str, Any] | None:
     """Find what cannot be pickled in a state: its path, such as `['optimizer']['hook']`, and value.
 
     It is the innermost such part inside dicts, lists and tuples. None if all can be pickled.

@@ -23,7 +23,7 @@ _LIBRARIES = ("tpunb.worker", "tpunb.xla", "contextlib", "torch_xla", "torch")
 
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """One call of a collective operation on one rank."""
 
     operation: str
@@ -62,7 +62,7 @@ class Call:
         return json.dumps([*fields, users_line(), first_divergence, circumstances()]).encode()
 
     @classmethod
-    def from_description(cls, text: bytes) -> Call:
+    def from_description(cls, text: bytes) -> RankCall:
         """The inverse of `described`."""
         operation, tensors, *others = json.loads(text)
         return cls(operation, tuple(tensors), *others)
@@ -198,7 +198,7 @@ def _raised_at(error: BaseException) -> CodeLine | None:
     return found
 
 
-def describe_mismatch(calls: Mapping[int, Call]) -> str:
+def describe_mismatch(calls: Mapping[int, RankCall]) -> str:
     """The error message when ranks have made different calls."""
     ranks_by_call: dict[str, list[int]] = {}
     for rank, call in calls.items():
@@ -236,7 +236,7 @@ def describe_first_divergence(first_divergences: Mapping[int, str]) -> list[str]
     return ["The first collective that the ranks called from different lines:", *lines]
 
 
-def _first_difference(call: Call, calls: Mapping[int, Call]) -> str:
+def _first_difference(call: RankCall, calls: Mapping[int, RankCall]) -> str:
     """', tensor 17 is float32[3]' for the first difference of lists of equal length, else ''."""
     others = [other.tensors for other in calls.values()]
     if len(call.tensors) < 2 or any(len(tensors) != len(call.tensors) for tensors in others):

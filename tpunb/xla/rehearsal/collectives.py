@@ -1,6 +1,6 @@
 """The collectives of a rehearsal: XLA tensor → CPU → gloo → XLA tensor.
 
-Each function has the signature of the torch_xla function that it replaces (2.8, 2.9), so that
+Each function takes the arguments of the torch_xla function that it replaces (2.8, 2.9), so that
 torch_xla's own Python code calls it unchanged. Calls that XLA's compiler or torch_xla refuses on a
 TPU are refused in a rehearsal, too.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 
 from tpunb.xla.rehearsal import process_groups
 from tpunb.xla.rehearsal.buffers import as_bytes, flatten_values, join_values, memory
-from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.call import RankCall
 from tpunb.xla.rehearsal.errors import NotRehearsedError
 from tpunb.xla.rehearsal.peers import Groups, Peers, describe_call, group_by_type, increment_counter
 from tpunb.xla.rehearsal.tensors import on_device, overwrite, read_values
@@ -54,7 +54,7 @@ _REDUCED_AS = {
 """The type in which values are reduced. A TPU also reduces 16-bit floats in 32 bits."""
 
 
-def _reduction_problem(call: Call, reduce_type: str, tensors: Sequence[torch.Tensor]) -> str:
+def _reduction_problem(call: RankCall, reduce_type: str, tensors: Sequence[torch.Tensor]) -> str:
     """Why XLA refuses this reduction, or ''. Raises NotRehearsedError for unsupported types."""
     if reduce_type not in _OPERATIONS:
         return f"there is no reduce type {reduce_type!r}"
@@ -113,12 +113,7 @@ class AllReduce(_Collective):
     """All ranks get the reduction of their tensors."""
 
     def new(
-        self,
-        reduce_type: str,
-        tensor: torch.Tensor,
-        scale: float,
-        groups: Groups,
-        pin_layout: bool,
+        self, reduce_type: str, tensor: torch.Tensor, scale: float, groups: Groups, pin_layout: bool
     ) -> torch.Tensor:
         """`_XLAC._xla_all_reduce`: a new leaf tensor with the input's requires_grad."""
         increment_counter("AllReduce")
@@ -171,7 +166,7 @@ class AllReduce(_Collective):
         return values
 
     def _reduced(
-        self, reduce_type: str, message: _Message, members: Sequence[int], call: Call
+        self, reduce_type: str, message: _Message, members: Sequence[int], call: RankCall
     ) -> torch.Tensor:
         if message.is_sum:
             self._peers.wire.all_reduce(message.flat, members, call)
@@ -244,51 +239,34 @@ class AllGather(_Collective):
         (joined,) = self.values([value], dim, sum(map(len, own)), groups or ())
         return on_device(joined, value, gradient=False)
 
-    def out(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        token: Token,
-        dim: int,
-        shard_count: int,
-        groups: Groups,
-        pin_layout: bool,
-    ) -> Token:
-        """`_XLAC._xla_all_gather_out`."""
+    def out(self, output: torch.Tensor, tensor: torch.Tensor, token: Token, *args: Any) -> Token:
+        """`_XLAC._xla_all_gather_out`. `args`: those of `values`, here and below."""
         increment_counter("AllGatherOut")
-        overwrite([output], self.values([tensor], dim, shard_count, groups))
+        overwrite([output], self.values([tensor], *args))
         return token
 
-    def coalesced(
-        self,
-        tensors: Sequence[torch.Tensor],
-        token: Token,
-        dim: int,
-        shard_count: int,
-        groups: Groups,
-        pin_layout: bool,
-    ) -> list[Any]:
+    def coalesced(self, tensors: Sequence[torch.Tensor], token: Token, *args: Any) -> list[Any]:
         """`_XLAC._xla_all_gather_coalesced`: returns the tensors and the token."""
-        values = self.values(tensors, dim, shard_count, groups)
-        pairs = zip(values, tensors, strict=True)
-        return [*(on_device(value, tensor, gradient=False) for value, tensor in pairs), token]
+        return [*_without_gradient(self.values(tensors, *args), tensors), token]
 
     def coalesced_out(
         self,
         outputs: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         token: Token,
-        dim: int,
-        shard_count: int,
-        groups: Groups,
-        pin_layout: bool,
+        *args: Any,
     ) -> Token:
         """`_XLAC._xla_all_gather_coalesced_out`."""
-        overwrite(outputs, self.values(tensors, dim, shard_count, groups))
+        overwrite(outputs, self.values(tensors, *args))
         return token
 
     def values(
-        self, tensors: Sequence[torch.Tensor], dim: int, shard_count: int, groups: Groups
+        self,
+        tensors: Sequence[torch.Tensor],
+        dim: int,
+        shard_count: int,
+        groups: Groups,
+        pin_layout: bool = False,
     ) -> list[torch.Tensor]:
         """Gather on the CPU, with one message per dtype."""
         call = describe_call("all_gather", tensors, f"dim {dim}", groups)
@@ -313,6 +291,13 @@ class AllGather(_Collective):
                     shape = values[index].shape
                     values[index] = join_values([share.reshape(shape) for share in shares], dim)
         return values
+
+
+def _without_gradient(
+    values: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    for value, tensor in zip(values, like, strict=True):
+        yield on_device(value, tensor, gradient=False)
 
 
 def _shard_count_problem(shard_count: int, members: Sequence[int]) -> str:
@@ -376,38 +361,18 @@ class ReduceScatter(_Collective):
         return on_device(value, tensor, gradient=True), token
 
     def out(
-        self,
-        reduce_type: str,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        token: Token,
-        scale: float,
-        dim: int,
-        shard_count: int,
-        groups: Groups,
-        pin_layout: bool,
+        self, reduce_type: str, output: torch.Tensor, tensor: torch.Tensor, token: Token, *args: Any
     ) -> Token:
-        """`_XLAC._xla_reduce_scatter_out`."""
+        """`_XLAC._xla_reduce_scatter_out`. `args`: those of `values`, here and below."""
         increment_counter("ReduceScatterOut")
-        values = self.values(reduce_type, [tensor], scale, dim, shard_count, groups)
-        overwrite([output], values)
+        overwrite([output], self.values(reduce_type, [tensor], *args))
         return token
 
     def coalesced(
-        self,
-        reduce_type: str,
-        tensors: Sequence[torch.Tensor],
-        token: Token,
-        scale: float,
-        dim: int,
-        shard_count: int,
-        groups: Groups,
-        pin_layout: bool,
+        self, reduce_type: str, tensors: Sequence[torch.Tensor], token: Token, *args: Any
     ) -> list[Any]:
         """`_XLAC._xla_reduce_scatter_coalesced`: returns tensors without grad, and the token."""
-        values = self.values(reduce_type, tensors, scale, dim, shard_count, groups)
-        pairs = zip(values, tensors, strict=True)
-        return [*(on_device(value, tensor, gradient=False) for value, tensor in pairs), token]
+        return [*_without_gradient(self.values(reduce_type, tensors, *args), tensors), token]
 
     def coalesced_out(
         self,
@@ -415,15 +380,10 @@ class ReduceScatter(_Collective):
         outputs: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         token: Token,
-        scale: float,
-        dim: int,
-        shard_count: int,
-        groups: Groups,
-        pin_layout: bool,
+        *args: Any,
     ) -> Token:
         """`_XLAC._xla_reduce_scatter_coalesced_out`."""
-        values = self.values(reduce_type, tensors, scale, dim, shard_count, groups)
-        overwrite(outputs, values)
+        overwrite(outputs, self.values(reduce_type, tensors, *args))
         return token
 
     def values(
@@ -434,6 +394,7 @@ class ReduceScatter(_Collective):
         dim: int,
         shard_count: int,
         groups: Groups,
+        pin_layout: bool = False,
     ) -> list[torch.Tensor]:
         """This rank's shares on the CPU, with one message per dtype.
 

@@ -35,7 +35,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 
 from tpunb.xla import counters
-from tpunb.xla.rehearsal.call import Call, CodeLine, running_line, users_line
+from tpunb.xla.rehearsal.call import CodeLine, RankCall, running_line, users_line
 from tpunb.xla.rehearsal.names import TensorNames
 from tpunb.xla.rehearsal.ranks import describe_ranks
 
@@ -136,7 +136,7 @@ def _beyond(counts: Mapping[str, int], others: Mapping[str, int], most: int = 4)
 
 
 @dataclass(frozen=True)
-class Names:
+class NamedTensors:
     """The names that the user's code has for the tensors of a program, if any."""
 
     computed: Sequence[str] = ()
@@ -144,7 +144,7 @@ class Names:
     read: Sequence[str] = ()
     """Tensors from which they are computed."""
 
-    def difference(self, others: Names) -> str:
+    def difference(self, others: NamedTensors) -> str:
         """'takes b.grad, the others a.grad; reads b, the others a'; '' for the same names."""
         words = []
         for verb, own, theirs in (
@@ -197,7 +197,7 @@ class ProgramComparison:
         self._latest = ProgramHashes(0, 0)
         self._hashes: dict[bytes, int] = {}
         self._outlines: dict[int, Outline] = {}
-        self._names: dict[int, Names] = {}
+        self._names: dict[int, NamedTensors] = {}
         """By the hash of an outline, like `_outlines`."""
         self._reduced = 0
         self._parameter_hashes: dict[tuple[bytes, int], int] = {}
@@ -293,7 +293,9 @@ class ProgramComparison:
         self._is_open = True
         return self._latest
 
-    def differ(self, call: Call, members: Sequence[int], hashes: Sequence[ProgramHashes]) -> bool:
+    def differ(
+        self, call: RankCall, members: Sequence[int], hashes: Sequence[ProgramHashes]
+    ) -> bool:
         """True if the programs differ in a new way, without a warning yet. Equal on all members."""
         warned = self._warned.setdefault(tuple(members), set())
         for which, graphs in enumerate(zip(*hashes, strict=True)):
@@ -324,14 +326,14 @@ class ProgramComparison:
         place = str(self._stepped or "") if self._differing else users_line()
         for most in (None, 40, 0):
             parts = [dict(Counter(part).most_common(most)) for part in vars(outline).values()]
-            known = self._names.get(latest, Names())
+            known = self._names.get(latest, NamedTensors())
             names = [known.computed[:most], known.read[:most]]
             text = json.dumps([latest, place[:500], names, *parts]).encode()
             if len(text) <= ROOM:
                 break
         return text.ljust(ROOM)
 
-    def describe_difference(self, call: Call, described: Mapping[int, bytes]) -> str:
+    def describe_difference(self, call: RankCall, described: Mapping[int, bytes]) -> str:
         """The warning: which ranks differ from the others, where, how, and why it matters.
 
         '' if they do not: a parameter may have several names.
@@ -344,7 +346,7 @@ class ProgramComparison:
             graph, places[rank], named, *parts = json.loads(text)
             if graph:  # 0: that rank did not hash its program
                 groups.setdefault(graph, []).append(rank)
-                outlines[rank], names[rank] = Outline(*parts), Names(*named)
+                outlines[rank], names[rank] = Outline(*parts), NamedTensors(*named)
         most, *others = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
         what = "in the optimizer's step before" if self._differing else "in"
         lines = [
@@ -370,15 +372,17 @@ class ProgramComparison:
         return "\n".join(lines)
 
 
-def _names(tensors: Sequence[torch.Tensor]) -> Names:
+def _names(tensors: Sequence[torch.Tensor]) -> NamedTensors:
     """The names of a new graph's tensors. XLA compiles such a graph, which takes far longer."""
     names = TensorNames()
     with counters.creating_own_tensors():
         read: Sequence[int] = _XLAC._get_tensors_xla_device_data_node(list(tensors))[0]
-    return Names(names.of(_XLAC._xla_get_tensor_id(tensor) for tensor in tensors), names.of(read))
+    return NamedTensors(
+        names.of(_XLAC._xla_get_tensor_id(tensor) for tensor in tensors), names.of(read)
+    )
 
 
-def _describe_parameters(call: Call, described: Mapping[int, bytes]) -> str:
+def _describe_parameters(call: RankCall, described: Mapping[int, bytes]) -> str:
     places, names = {}, {}
     for rank, text in described.items():
         place, named = json.loads(text)
@@ -439,7 +443,7 @@ class PinLayoutCheck:
         self._first: tuple[bool, str] | None = None
         self._warned = False
 
-    def add(self, call: Call, pinned: bool | None) -> None:
+    def add(self, call: RankCall, pinned: bool | None) -> None:
         """Add an all-reduce. Rank 0 warns once if it differs from the first of the step.
 
         `pinned` is None for a program of its own, as torch.compile makes it.

@@ -30,7 +30,7 @@ from tpunb.xla import hosts, private_names, runtime
 from tpunb.xla.private_names import NAMES, OPS, XLAC
 from tpunb.xla.rehearsal import divergence, dynamo, launches, ranks
 from tpunb.xla.rehearsal.agent import Agent
-from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.call import RankCall
 from tpunb.xla.rehearsal.collectives import (
     AllGather,
     AllReduce,
@@ -283,10 +283,7 @@ class Rendezvous:
 
     @dynamo.opaque_to_dynamo
     def meet(
-        self,
-        payload: bytes = b"",
-        ordinals: Sequence[int] | None = None,
-        tag: str | None = None,
+        self, payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
     ) -> list[bytes]:
         """`xm.xla_rendezvous`: run pending work, wait for all ranks, return their payloads."""
         if ordinals and len(ordinals) != xr.global_device_count():
@@ -294,6 +291,6 @@ class Rendezvous:
         if not isinstance(payload, bytes):
             raise TypeError(f"`payload` must be bytes, not {type(payload)}")
         torch_xla.sync()
-        call = Call("rendezvous", label=repr(tag) if tag else "")
+        call = RankCall("rendezvous", label=repr(tag) if tag else "")
         wire, world = self.peers.wire, self.peers.world
         return wire.all_gather_bytes(payload, world, call)

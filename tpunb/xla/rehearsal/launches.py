@@ -40,7 +40,7 @@ _MOST_RESULTS = 1 << 16
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 
 
-class Kind(Enum):
+class LaunchKind(Enum):
     """The cause of a launch, as messages describe it."""
 
     READ = "reads a value"
@@ -50,7 +50,7 @@ class Kind(Enum):
 class Launch(NamedTuple):
     """A program with collectives that one rank would run on a TPU."""
 
-    kind: Kind
+    kind: LaunchKind
     last: int
     """The number of the last collective in it, from 1 on."""
     more: bool
@@ -128,7 +128,7 @@ class Launches:
         """Note that the values of tensors are read."""
         numbers = [self._depends_on(tensor) for tensor in tensors]
         if number := max(numbers, default=0):
-            self._add(Kind.READ, number, more=False)
+            self._add(LaunchKind.READ, number, more=False)
             for tensor in tensors:  # computed from now on, on a TPU as well
                 self._results.pop(_XLAC._xla_get_tensor_id(tensor), None)
                 if not any(_XLAC._check_tensor_need_materialization([tensor])):
@@ -139,7 +139,7 @@ class Launches:
         """Note that torch_xla.sync() has computed pending work, with so many outputs."""
         # Results that no variable holds any more are in no program.
         if self._results and any(result() is not None for result in self._alive):
-            self._add(Kind.SYNC, self._number, more=self._more or outputs > 0)
+            self._add(LaunchKind.SYNC, self._number, more=self._more or outputs > 0)
         self._results.clear()
         self._alive.clear()
         self._more = False
@@ -148,7 +148,7 @@ class Launches:
         """The number of the last collective in this tensor's program; 0 if there is none."""
         return max((self._results.get(number, 0) for number in _inputs(tensor)), default=0)
 
-    def _add(self, kind: Kind, last: int, *, more: bool) -> None:
+    def _add(self, kind: LaunchKind, last: int, *, more: bool) -> None:
         self.count += 1
         self.hash = zlib.crc32(f"{kind.name} {last}".encode(), self.hash)
         self._recent.append(Launch(kind, last, more, str(running_line() or "")))
@@ -165,7 +165,7 @@ class Launches:
         self.hash = 0
 
 
-class Difference(NamedTuple):
+class LaunchMismatch(NamedTuple):
     """The first launches that differ between ranks."""
 
     certain: bool
@@ -173,7 +173,7 @@ class Difference(NamedTuple):
     text: str
 
 
-def find_difference(described: Mapping[int, str], *, final: bool) -> Difference | None:
+def find_difference(described: Mapping[int, str], *, final: bool) -> LaunchMismatch | None:
     """The first difference between the launches of ranks, if any. `final`: none will follow.
 
     Before the end, a rank may still run a program that others have run: it may read the same value
@@ -185,20 +185,22 @@ def find_difference(described: Mapping[int, str], *, final: bool) -> Difference 
         counts[rank], rows = json.loads(text)
         first = counts[rank] - len(rows)
         launches[rank] = {
-            first + index: Launch(Kind[kind], last, more, line)
+            first + index: Launch(LaunchKind[kind], last, more, line)
             for index, (kind, last, more, line) in enumerate(rows)
         }
     compared = range(max(counts.values()) if final else min(counts.values()))
-    uncertain: Difference | None = None
+    uncertain: LaunchMismatch | None = None
     for index in compared:
         if any(index < count and index not in launches[rank] for rank, count in counts.items()):
             continue  # too long ago
         here = {rank: launches[rank].get(index) for rank in described}
         if len({each and each.last for each in here.values()}) > 1:
-            return Difference(True, _difference(here))
+            return LaunchMismatch(True, _difference(here))
         kinds = {each and each.kind for each in here.values()}
         if len(kinds) > 1:
-            found = Difference(any(each and each.more for each in here.values()), _difference(here))
+            found = LaunchMismatch(
+                any(each and each.more for each in here.values()), _difference(here)
+            )
             if found.certain:
                 return found
             uncertain = uncertain or found

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 import torch_xla
 
-from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.call import RankCall
 from tpunb.xla.rehearsal.divergence import PinLayoutCheck
 from tpunb.xla.rehearsal.wire import Wire
 
@@ -26,7 +26,7 @@ class Peers:
         self.world = tuple(range(world_size))
         self.pin_layouts = PinLayoutCheck(wire.rank)
 
-    def members(self, call: Call, groups: Groups) -> tuple[Sequence[int], Sequence[int]]:
+    def members(self, call: RankCall, groups: Groups) -> tuple[Sequence[int], Sequence[int]]:
         """The ranks that take part in the call, and the ranks of this rank's group.
 
         All groups take part, because a TPU's cores start a program together. Raises ValueError
@@ -48,7 +48,7 @@ class Peers:
                 return self.world, tuple(group)
         raise AssertionError("each rank is in a group")
 
-    def refuse(self, call: Call, everyone: Sequence[int], problem: str) -> NoReturn:
+    def refuse(self, call: RankCall, everyone: Sequence[int], problem: str) -> NoReturn:
         """Raise ValueError on all ranks that made this call.
 
         Raises MismatchError instead if the ranks made different calls: the cause may then be on
@@ -61,7 +61,7 @@ class Peers:
 
 def describe_call(
     operation: str, tensors: Sequence[torch.Tensor], detail: str = "", groups: Groups = ()
-) -> Call:
+) -> RankCall:
     """Describe the call for the comparison between ranks.
 
     Raises RuntimeError for a CPU tensor, as torch_xla does on a TPU.
@@ -82,10 +82,10 @@ def describe_call(
 
 
 @functools.lru_cache(maxsize=512)
-def _call(operation: str, kinds: Sequence[tuple[torch.dtype, torch.Size]], detail: str) -> Call:
+def _call(operation: str, kinds: Sequence[tuple[torch.dtype, torch.Size]], detail: str) -> RankCall:
     """Build a call. Cached: each step repeats its calls, with as many tensors as the model has."""
     named = (f"{str(dtype).removeprefix('torch.')}{list(shape)}" for dtype, shape in kinds)
-    return Call(operation, tuple(named), detail)
+    return RankCall(operation, tuple(named), detail)
 
 
 def group_by_type(values: Sequence[torch.Tensor]) -> dict[torch.dtype, list[int]]:

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_xla.distributed.xla_backend import ProcessGroupXla  # registers what is replaced here
 
 from tpunb.xla.rehearsal.agent import Agent
-from tpunb.xla.rehearsal.call import Call
+from tpunb.xla.rehearsal.call import RankCall
 from tpunb.xla.rehearsal.wire import Wire
 
 
@@ -87,7 +87,9 @@ class ProcessGroupStores:
 
     def _meet(self, where: str) -> None:
         """Meet on the wire first: unlike a store, it names a missing rank and its line."""
-        with self._wire.exchange(Call("init_process_group", detail=where), range(self._world_size)):
+        with self._wire.exchange(
+            RankCall("init_process_group", detail=where), range(self._world_size)
+        ):
             pass
 
     def _own_keys(self, world_size: int, timeout: timedelta) -> Store:

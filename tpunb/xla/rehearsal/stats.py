@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tpunb.runs.result import Collective
 from tpunb.utils import records
-from tpunb.xla.rehearsal.call import Call, CodeLine
+from tpunb.xla.rehearsal.call import CodeLine, RankCall
 
 _KIND = re.compile(r"([a-z]+)(\d*)\w*\[([\d, ]*)\]")
 
@@ -26,7 +26,7 @@ class CollectiveStats:
 
     def __init__(self) -> None:
         self._rows: dict[str, list[float]] = {}
-        self.watchers: list[Callable[[Call, int, CodeLine | None], None]] = []
+        self.watchers: list[Callable[[RankCall, int, CodeLine | None], None]] = []
         """Called after each collective with its call, bytes and line."""
 
     def add(self, operation: str, size: int, waited: float, took: float) -> None:

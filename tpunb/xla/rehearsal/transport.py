@@ -286,11 +286,7 @@ class Group:
     """Ranks that are connected with each other: by a mesh, and by gloo as soon as it is needed."""
 
     def __init__(
-        self,
-        name: str,
-        members: tuple[int, ...],
-        pids: dict[int, int],
-        store: Store,
+        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store
     ) -> None:
         self.name = name
         self.members = members

@@ -22,10 +22,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
@@ -34,8 +34,8 @@ from torch.distributed import DistNetworkError
 from tpunb.utils import descriptors
 from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.call import (
-    Call,
     CodeLine,
+    RankCall,
     describe_first_divergence,
     describe_mismatch,
 )
@@ -61,8 +61,23 @@ class WaitTimes:
     """How long the ranks of a failed collective have to publish that they are in it."""
 
 
+_P = TypeVar("_P", bound="_Published")
+
+
+class _Published:
+    """Facts that a rank publishes for the others, as JSON."""
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls: type[_P], text: str | bytes) -> _P:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
 @dataclass(frozen=True)
-class Departure:
+class Departure(_Published):
     """Published by a rank that will make no more collective calls."""
 
     calls: int
@@ -74,17 +89,9 @@ class Departure:
     launches: str
     """The programs that it would have run on a TPU, as `Launches.described`."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Departure:
-        """The inverse of `to_json`."""
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True)
-class Wait:
+class Wait(_Published):
     """Published by a rank that waits."""
 
     group: str
@@ -93,15 +100,7 @@ class Wait:
     exchanges: Mapping[str, int]
     """The number of exchanges that it began, by group, including the one in which it waits."""
     call: str
-    """The call, as `Call.described`."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Wait:
-        """The inverse of `to_json`."""
-        return cls(**json.loads(text))
+    """The call, as `RankCall.described`."""
 
     def lacks(self, other: Wait) -> bool:
         """True if this rank waits for the one that published `other`."""
@@ -201,7 +200,7 @@ class Connections:
         """Key under which ranks that will not come have published it: 'left', or 'gone' once this
         rank has left the train cell itself."""
 
-    def group(self, members: Sequence[int], call: Call) -> Group:
+    def group(self, members: Sequence[int], call: RankCall) -> Group:
         """The group of these ranks, connected. Waits for all of them the first time."""
         key = tuple(members)
         if key not in self._groups:
@@ -209,7 +208,7 @@ class Connections:
                 self._groups[key] = self._connect(key, call)
         return self._groups[key]
 
-    def gloo(self, members: Sequence[int], call: Call) -> tuple[Any, Group]:
+    def gloo(self, members: Sequence[int], call: RankCall) -> tuple[Any, Group]:
         """The group and its gloo backend, once all members have agreed on a call."""
         group = self.group(members, call)
         if group.backend is None:
@@ -222,19 +221,19 @@ class Connections:
         return group.backend, group
 
     def exchange_headers(
-        self, header: bytes, payload: torch.Tensor | None, members: Sequence[int], call: Call
+        self, header: bytes, payload: torch.Tensor | None, members: Sequence[int], call: RankCall
     ) -> Mesh | GlooMesh:
         """Send all members a header, and the payload if there is room; receive theirs."""
         group = self.group(members, call)
         self.wait(group.mesh.send(header, payload, self._timeout), group, call)
         return group.mesh
 
-    def wait(self, work: Work | Arrival | GlooArrival, group: Group, call: Call) -> None:
+    def wait(self, work: Work | Arrival | GlooArrival, group: Group, call: RankCall) -> None:
         """Wait for the end of an exchange. Can be interrupted."""
         with self._needing_store(call):
             self._wait(work, group, call)
 
-    def _wait(self, work: Work | Arrival | GlooArrival, group: Group, call: Call) -> None:
+    def _wait(self, work: Work | Arrival | GlooArrival, group: Group, call: RankCall) -> None:
         group.exchanges += 1
         step, began = timedelta(seconds=self._times.step), time.monotonic()
         published = False
@@ -294,7 +293,7 @@ class Connections:
     def _exchanges(self) -> dict[str, int]:
         return {group.name: group.exchanges for group in self._groups.values()}
 
-    def _connect(self, members: tuple[int, ...], call: Call) -> Group:
+    def _connect(self, members: tuple[int, ...], call: RankCall) -> Group:
         """Wait until all members are here, then connect them, which takes milliseconds.
 
         This wait, unlike gloo's own, can be interrupted, and knows which ranks are missing.
@@ -350,7 +349,7 @@ class Connections:
         return self._store
 
     @contextlib.contextmanager
-    def _needing_store(self, call: Call) -> Iterator[None]:
+    def _needing_store(self, call: RankCall) -> Iterator[None]:
         try:
             yield
         except DistNetworkError as error:
@@ -363,7 +362,7 @@ class Connections:
     # -- ranks that will not come
 
     def _check_departures(
-        self, group: str, exchange: int, absent: Sequence[int], call: Call
+        self, group: str, exchange: int, absent: Sequence[int], call: RankCall
     ) -> None:
         """Raise PeerLostError if a rank that this one waits for has published its departure."""
         left = self._departures(group, exchange, absent)
@@ -390,7 +389,7 @@ class Connections:
 
     # -- ranks that wait for each other
 
-    def _publish_wait(self, group: str, members: Sequence[int], call: Call) -> None:
+    def _publish_wait(self, group: str, members: Sequence[int], call: RankCall) -> None:
         described = call.described(self.history.first_divergence).decode()
         wait = Wait(group, members, {group: 1, **self._exchanges()}, described)
         self._open_store().set(f"wait/{self.rank}", wait.to_json())
@@ -411,7 +410,7 @@ class Connections:
             raise DeadlockError(
                 describe_mismatch(
                     {
-                        rank: Call.from_description(wait.call.encode())
+                        rank: RankCall.from_description(wait.call.encode())
                         for rank, wait in waits.items()
                     }
                 )
@@ -424,7 +423,7 @@ class Connections:
         group.store.set(f"here/{self.rank}", str(group.exchanges))
 
     def _raise_cause(
-        self, group: Group, call: Call, began: float, error: RuntimeError | None = None
+        self, group: Group, call: RankCall, began: float, error: RuntimeError | None = None
     ) -> NoReturn:
         """Raise an error that names the rank that is missing from a failed exchange.
 
@@ -480,7 +479,7 @@ class Connections:
                 group.store.set(f"ended/{member}", "")
             group.store.set("ended", "")
 
-    def _check_ended(self, group: Group, call: Call, began: float) -> None:
+    def _check_ended(self, group: Group, call: RankCall, began: float) -> None:
         """Raise PeerLostError if a rank of this host has ended, or one is published as ended.
 
         Between hosts, only some ranks notice that a connection was closed.
@@ -500,7 +499,7 @@ class Connections:
         key = f"here/{member}"
         return group.store.check([key]) and int(group.store.get(key)) >= group.exchanges
 
-    def _timed_out(self, call: Call, absent: Sequence[int]) -> str:
+    def _timed_out(self, call: RankCall, absent: Sequence[int]) -> str:
         return (
             f"{describe_ranks([self.rank])} waited {self._timeout:.0f} s in {call}, but "
             f"{describe_ranks(absent)} did not take part. Every rank must make the same "
@@ -509,7 +508,7 @@ class Connections:
 
 
 def describe_departures(
-    rank: int, history: CallHistory, call: Call, left: Mapping[int, Departure]
+    rank: int, history: CallHistory, call: RankCall, left: Mapping[int, Departure]
 ) -> str:
     """The error message of a rank that waits for others that have left the train cell."""
     names, own = describe_ranks(left), describe_ranks([rank])

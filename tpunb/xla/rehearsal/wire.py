@@ -25,7 +25,7 @@ from tpunb.runs import heartbeat
 from tpunb.xla.rehearsal import divergence
 from tpunb.xla.rehearsal.agent import Agent
 from tpunb.xla.rehearsal.buffers import heap, memory
-from tpunb.xla.rehearsal.call import Call, circumstances, describe_mismatch, running_line
+from tpunb.xla.rehearsal.call import RankCall, circumstances, describe_mismatch, running_line
 from tpunb.xla.rehearsal.divergence import ProgramHashes, programs
 from tpunb.xla.rehearsal.errors import CollectiveError, LaunchMismatchError, MismatchError
 from tpunb.xla.rehearsal.launches import ROOM as LAUNCHES_ROOM
@@ -66,10 +66,7 @@ class Wire:
 
     @contextlib.contextmanager
     def exchange(
-        self,
-        call: Call,
-        members: Sequence[int],
-        payload: torch.Tensor | None = None,
+        self, call: RankCall, members: Sequence[int], payload: torch.Tensor | None = None
     ) -> Iterator[list[int]]:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
@@ -147,7 +144,9 @@ class Wire:
             if difference is not None:
                 divergence.print_warning(difference.text)
 
-    def _agree(self, call: Call, members: Sequence[int], payload: torch.Tensor | None) -> list[int]:
+    def _agree(
+        self, call: RankCall, members: Sequence[int], payload: torch.Tensor | None
+    ) -> list[int]:
         size = _size(payload)
         hashes, line = programs.begin_collective(), running_line()
         line_hash = line.hash() if line else 0
@@ -177,18 +176,18 @@ class Wire:
             }
         return sizes
 
-    def _raise_mismatch(self, call: Call, members: Sequence[int]) -> NoReturn:
+    def _raise_mismatch(self, call: RankCall, members: Sequence[int]) -> NoReturn:
         described = call.described(self._connections.history.first_divergence)
         lengths = self.all_gather(torch.tensor([len(described)]), members, call)
         padded = described.ljust(int(max(lengths)), b"\0")
         parts = self.all_gather(_tensor(padded), members, call)
         calls = {
-            member: Call.from_description(_bytes(part)[: int(length)])
+            member: RankCall.from_description(_bytes(part)[: int(length)])
             for member, part, length in zip(members, parts, lengths, strict=True)
         }
         raise MismatchError(describe_mismatch(calls))
 
-    def _compare_launches(self, call: Call, members: Sequence[int]) -> None:
+    def _compare_launches(self, call: RankCall, members: Sequence[int]) -> None:
         padded = launches.described().encode().ljust(LAUNCHES_ROOM)
         parts = self.all_gather(_tensor(padded), members, call)
         described = {
@@ -202,7 +201,7 @@ class Wire:
             if difference is not None and self.rank == min(members):
                 divergence.print_warning(difference.text)
 
-    def _warn_of_order(self, call: Call) -> None:
+    def _warn_of_order(self, call: RankCall) -> None:
         history = self._connections.history
         if history.swapped is None or self._order_warned:
             return
@@ -218,7 +217,7 @@ class Wire:
                 "on every rank."
             )
 
-    def _warn_of_programs(self, call: Call, members: Sequence[int]) -> None:
+    def _warn_of_programs(self, call: RankCall, members: Sequence[int]) -> None:
         described = self.all_gather(_tensor(programs.described()), members, call)
         if self.rank == min(members):
             texts = dict(zip(members, map(_bytes, described), strict=True))
@@ -227,7 +226,7 @@ class Wire:
 
     # The following methods are called in a block of `exchange`.
 
-    def all_reduce(self, flat: torch.Tensor, members: Sequence[int], call: Call) -> None:
+    def all_reduce(self, flat: torch.Tensor, members: Sequence[int], call: RankCall) -> None:
         """Sum a flat tensor over `members`, in place."""
         if len(members) == 1 or flat.numel() == 0:
             return
@@ -242,7 +241,7 @@ class Wire:
         self._connections.wait(backend.allreduce([flat]), group, call)
 
     def all_gather(
-        self, flat: torch.Tensor, members: Sequence[int], call: Call
+        self, flat: torch.Tensor, members: Sequence[int], call: RankCall
     ) -> list[torch.Tensor]:
         """The flat tensors of all `members`, in their order."""
         if len(members) == 1:
@@ -262,7 +261,7 @@ class Wire:
         sent: Sequence[int],
         received: Sequence[int],
         members: Sequence[int],
-        call: Call,
+        call: RankCall,
     ) -> torch.Tensor:
         """Send each member its part of `flat`, whose lengths are `sent` (0: none).
 
@@ -279,7 +278,7 @@ class Wire:
         self._connections.wait(backend.alltoall_base(result, flat, received, sent), group, call)
         return result
 
-    def all_gather_bytes(self, data: bytes, members: Sequence[int], call: Call) -> list[bytes]:
+    def all_gather_bytes(self, data: bytes, members: Sequence[int], call: RankCall) -> list[bytes]:
         """The data of all `members`, of any length. Includes the block of `exchange`."""
         payload = _tensor(data)
         with self.exchange(call, members, payload) as sizes:
