@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import Driver
-from tpunb.display.status import Status
+from tpunb.display.status import RunStatus
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import Collective, RunResult, count_collectives, describe_collectives
 from tpunb.xla.rehearsal import stats
@@ -129,7 +129,7 @@ def test_collective_stats_in_result_log_and_card(driver: Driver) -> None:
     assert "rehearsal on CPU" in str(result)
     log = (result.dir / "run.log").read_text().splitlines()
     assert log[0] == "[tpunb] rehearsal on CPU: this run uses no TPU"
-    status = Status(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
+    status = RunStatus(RunDir(result.dir).read_spec(), "runs/x", clock=lambda: 0.0)
     status.end(result)
     assert "rehearsal on CPU" in status.text()
     assert "6 collectives, 1.6 kB" in status.html()
