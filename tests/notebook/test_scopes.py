@@ -109,7 +109,7 @@ def test_references_are_those_of_one_scope_in_all_cells() -> None:
 
 def test_scopes_and_parents_of_nodes() -> None:
     scopes = scopes_of("import a.b as c\ndef f():\n    return c.d(1)")
-    [call] = scopes.of(ast.Call)
+    [call] = scopes.calls
     assert isinstance(call.node, ast.Call)
     assert isinstance(scopes.parents[call.node], ast.Return)
     assert scopes.scopes[call.node] is scopes.scopes[call.node.func] is scope(scopes, "f")
@@ -138,7 +138,7 @@ FULL = {
 @pytest.mark.parametrize(("source", "expected"), FULL.items(), ids=FULL)
 def test_full_names(source: str, expected: tuple[str, bool]) -> None:
     scopes = scopes_of(source)
-    [call] = [site for site in scopes.of(ast.Call) if isinstance(site.node, ast.Call)]
+    [call] = [site for site in scopes.calls if isinstance(site.node, ast.Call)]
     assert (
         scopes.full(call.node.func, call.scope),
         scopes.is_certain(call.node.func, call.scope),
@@ -147,7 +147,7 @@ def test_full_names(source: str, expected: tuple[str, bool]) -> None:
 
 def test_a_name_that_no_cell_binds_as_it_is_written() -> None:
     scopes = scopes_of("a.b()", "c = 1\nc.d()")
-    written = [scopes.full_or_written(s.node.func, s.scope) for s in scopes.of(ast.Call)]  # type: ignore[attr-defined]
+    written = [scopes.full_or_written(s.node.func, s.scope) for s in scopes.calls]  # type: ignore[attr-defined]
     assert written == ["a.b", ""]
 
 
@@ -194,7 +194,7 @@ def f():
 
 def test_what_certainly_runs_and_what_certainly_fails() -> None:
     scopes = scopes_of(RUNS.replace("lambda: lambda_body()", "sure"))
-    for site in scopes.of(ast.Call):
+    for site in scopes.calls:
         assert isinstance(site.node, ast.Call)
         name = dotted(site.node.func)
         if name in ("sure", "no", "caught"):
@@ -219,7 +219,7 @@ def test_calls_reach_functions_by_name() -> None:
     )
     reached = {
         dotted(site.node.func) or site.line: [f.node.lineno for f in scopes.called(site)]  # type: ignore[attr-defined]
-        for site in scopes.of(ast.Call)
+        for site in scopes.calls
     }
     assert reached["f"] == [4]
     assert reached[8] == [6]

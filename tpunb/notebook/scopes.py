@@ -45,6 +45,7 @@ LAUNCHERS = frozenset(
     }
 )
 """Calls that start a function on every core."""
+CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 CHANGING = frozenset(
     {
         *("load_state_dict", "load_weights", "append", "extend", "insert", "remove", "pop"),
@@ -72,7 +73,7 @@ class Problem(NamedTuple):
     """True for special syntax that IPython runs but a script cannot contain."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ParsedCell:
     """One code cell as plain Python, and the part of the notebook that it belongs to."""
 
@@ -172,7 +173,7 @@ def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
 class Scope:
     """The names of a function, a lambda, a class or a comprehension, or the notebook's globals."""
 
-    __slots__ = ("bindings", "globals", "node", "outer", "outside", "reads")
+    __slots__ = ("bindings", "globals", "node", "outer", "outside")
 
     def __init__(self, node: ast.AST | None, outer: Scope | None) -> None:
         self.node = node
@@ -180,8 +181,6 @@ class Scope:
         self.outer = outer
         self.globals: Scope = self if outer is None else outer.globals
         self.bindings: dict[str, list[Binding]] = {}
-        self.reads: dict[str, list[Place]] = {}
-        """The reads that stand in this scope, of names of any scope."""
         self.outside: dict[str, Scope] = {}
         """Names that are declared `global` or `nonlocal` here, with the scope they are in."""
 
@@ -392,11 +391,18 @@ class DefinedFunction:
 
     @property
     def method_of(self) -> ast.ClassDef | None:
-        return self.outer.node if isinstance(self.outer.node, ast.ClassDef) else None
+        node = self.outer.scope.node
+        return node if isinstance(node, ast.ClassDef) else None
 
     @property
     def calls(self) -> list[Site]:
         return [site for site in self.sites if type(site.node) is ast.Call]
+
+    @property
+    def stored(self) -> set[str]:
+        """The names that it assigns."""
+        bound = self.scope.bindings.items()
+        return {n for n, b in bound if any(isinstance(one.node, ast.Name) for one in b)}
 
     @property
     def locals(self) -> set[str]:
@@ -414,22 +420,46 @@ class Scopes:
 
     def __init__(self, cells: Iterable[ParsedCell] = ()) -> None:
         self.globals = Scope(None, None)
+        self.every = [self.globals]
+        """All scopes."""
         self.cells: list[ParsedCell] = []
         self.functions: list[DefinedFunction] = []
         self.stars: list[Site] = []
         """`from x import *`, which may bind any name."""
         self._loads: dict[str, list[Place]] = {}
         self._attributes: dict[str, list[Place]] = {}
-        self._sites: dict[type, list[Site]] = {kind: [] for kind in _KEPT}
+        self.calls: list[Site] = []
+        self.imports: list[Site] = []
+        self.assigns: list[Site] = []
+        self.loops: list[Site] = []
+        self.branches: list[Site] = []
+        self.jumps: list[Site] = []
+        self.subscripts: list[Site] = []
+        self.leaves: list[Site] = []
+        """`return` and `raise`."""
+        self.classes: list[Site] = []
+        self._kept: dict[type, list[Site]] = {
+            ast.Call: self.calls,
+            ast.Import: self.imports,
+            ast.ImportFrom: self.imports,
+            ast.Assign: self.assigns,
+            ast.AnnAssign: self.assigns,
+            ast.NamedExpr: self.assigns,
+            ast.For: self.loops,
+            ast.AsyncFor: self.loops,
+            ast.While: self.loops,
+            ast.If: self.branches,
+            ast.Break: self.jumps,
+            ast.Continue: self.jumps,
+            ast.Subscript: self.subscripts,
+            ast.Raise: self.leaves,
+            ast.Return: self.leaves,
+            ast.ClassDef: self.classes,
+        }
         self._annotations: list[Place] = []
+        self._top: dict[ParsedCell, list[Site]] = {}
         for cell in cells:
             self.read(cell)
-
-    def of(self, *kinds: type[ast.AST]) -> list[Site]:
-        """Return the sites of calls, statements, subscripts or classes of these kinds."""
-        if len(kinds) == 1:
-            return self._sites[kinds[0]]
-        return [site for kind in kinds for site in self._sites[kind]]
 
     def loads(self, name: str) -> list[Site]:
         """Return the sites that read a name, in any scope."""
@@ -447,8 +477,8 @@ class Scopes:
         """Break the reference cycles between functions and their nodes, which frees all trees."""
         for function in self.functions:
             function.sites.clear()
-            function.scope.bindings.clear()
-        self.globals.bindings.clear()
+        for scope in self.every:
+            scope.bindings.clear()
 
     # Bindings and references
 
@@ -471,20 +501,45 @@ class Scopes:
             if frame.scope.find(name) is scope
         ]
 
+    def reads(self, owner: ParsedCell | DefinedFunction) -> list[Site]:
+        """Return the reads of global names in code at the top level of a cell, or in a function, in
+        source order, with the attributes that are read of such names. Also of unbound names.
+        """
+        return self._reads.get(owner, [])
+
+    @cached_property
+    def _reads(self) -> dict[ParsedCell | DefinedFunction, list[Site]]:
+        places = [place for places in self._loads.values() for place in places]
+        places += [
+            (node, frame)
+            for places in self._attributes.values()
+            for node, frame in places
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and isinstance(node.ctx, ast.Load)
+        ]
+        reads: dict[ParsedCell | DefinedFunction, list[Site]] = {}
+        for node, frame in places:
+            if frame.scope.find(first_name(node)) in (None, self.globals):
+                reads.setdefault(frame.function or frame.cell, []).append(Site(node, frame))
+        for sites in reads.values():
+            sites.sort(key=lambda site: (site.line, site.node.col_offset))  # type: ignore[attr-defined]
+        return reads
+
     def bound(self, cell: ParsedCell) -> set[str]:
         """Return the names that a cell defines in the notebook, without those of `import *`.
 
         Also those that its functions declare `global`. `x += 1` defines no name.
         """
-        return self._bound.get(id(cell), set())
+        return self._bound.get(cell, set())
 
     @cached_property
-    def _bound(self) -> dict[int, set[str]]:
-        bound: dict[int, set[str]] = {}
+    def _bound(self) -> dict[ParsedCell, set[str]]:
+        bound: dict[ParsedCell, set[str]] = {}
         for name, bindings in self.globals.bindings.items():
             for binding in bindings:
                 if not binding.changes:
-                    bound.setdefault(id(binding.frame.cell), set()).add(name)
+                    bound.setdefault(binding.frame.cell, set()).add(name)
         return bound
 
     @cached_property
@@ -493,12 +548,11 @@ class Scopes:
         places = [place for places in self._loads.values() for place in places]
         places += [place for places in self._attributes.values() for place in places]
         found = {node: frame.scope for node, frame in places}
-        for sites in self._sites.values():
+        for sites in self._kept.values():
             found.update((site.node, site.scope) for site in sites)
         for node, frame in self._annotations:
             found.update(dict.fromkeys(ast.walk(node), frame.scope))
-        every = [self.globals, *(function.scope for function in self.functions)]
-        for scope in {*every, *found.values()}:
+        for scope in self.every:
             for bindings in scope.bindings.values():
                 found.update((one.node, one.frame.scope) for one in bindings)
         return found
@@ -541,6 +595,11 @@ class Scopes:
             return full
         return written
 
+    def written(self, node: ast.AST) -> str:
+        """Return `full_or_written` of any collected node or name."""
+        scope = self.scopes.get(node)
+        return "" if scope is None else self.full_or_written(node, scope)
+
     def full_names(self, node: ast.AST, scope: Scope) -> set[str]:
         """Return all full names that an expression may have; '' stands for one not imported."""
         name, _, rest = dotted(node).partition(".")
@@ -581,11 +640,39 @@ class Scopes:
             return [f for f in self.functions if f.node is target]
         return [] if target is None else self.by_name.get(last_part(target), [])
 
+    def started(self, call: ast.Call) -> list[DefinedFunction]:
+        """The functions that a call may run itself, with those that make an object of a class."""
+        methods = (f for name in CONSTRUCTORS for f in self.by_name.get(name, ()))
+        made = last_part(call.func)
+        makers = [f for f in methods if f.method_of is not None and f.method_of.name == made]
+        return [*self.targets(call), *makers]
+
     def called(self, site: Site) -> list[DefinedFunction]:
         """The functions that a call may run, also as a launcher."""
         assert isinstance(site.node, ast.Call)
         launches = self.full(site.node.func, site.scope) in LAUNCHERS
-        return [*self.targets(site.node), *(self.launched(site.node) if launches else ())]
+        return [*self.started(site.node), *(self.launched(site.node) if launches else ())]
+
+    def executed(
+        self, cell: ParsedCell, *, certain: bool = False, launches: bool = False
+    ) -> Iterator[Site]:
+        """Yield the collected nodes that run with a cell, then those of the functions that it
+        calls, with `launches` also of those that it launches; with `certain`, only those that
+        certainly run.
+        """
+        entered: set[DefinedFunction] = set()
+        todo = [self._top[cell]]
+        while todo:
+            for site in todo.pop(0):
+                if certain and not site.runs():
+                    continue
+                yield site
+                if not isinstance(site.node, ast.Call):
+                    continue
+                for function in self.called(site) if launches else self.started(site.node):
+                    if function not in entered:
+                        entered.add(function)
+                        todo.append(function.sites)
 
     # The walk
 
@@ -594,7 +681,8 @@ class Scopes:
         self.cells.append(cell)
         top = Frame(cell, cell.tree, "body", None, None, self.globals)
         todo: Todo = [(node, top) for node in reversed(cell.tree.body)]
-        attributes, kept = self._attributes, self._sites
+        attributes, kept = self._attributes, self._kept
+        own = self._top[cell] = []
         while todo:
             node, frame = place = todo.pop()
             kind = type(node)
@@ -608,8 +696,7 @@ class Scopes:
             if kind in kept:
                 site = Site(node, frame)
                 kept[kind].append(site)
-                if frame.function is not None:
-                    frame.function.sites.append(site)
+                (own if frame.function is None else frame.function.sites).append(site)
             if kind in _ENTER:
                 _ENTER[kind](self, node, frame, todo)
                 continue
@@ -622,6 +709,11 @@ class Scopes:
                 elif value is not None:
                     todo.append((value, frame))
 
+    def _scope(self, node: ast.AST, frame: Frame) -> Scope:
+        scope = Scope(node, frame.scope)
+        self.every.append(scope)
+        return scope
+
     def _name(self, node: ast.Name, frame: Frame, place: Place) -> None:
         name, scope = node.id, frame.scope
         if type(node.ctx) is ast.Load:
@@ -629,7 +721,6 @@ class Scopes:
                 self._loads[name].append(place)
             else:
                 self._loads[name] = [place]
-            scope.reads.setdefault(name, []).append(place)
             if frame.function is not None:
                 frame.function.loads.add(name)
         else:
@@ -642,7 +733,7 @@ class Scopes:
         scope = frame.scope
         if isinstance(node, ast.ClassDef):
             scope.bind(Binding(node.name, node, frame))
-            scope = Scope(node, scope)
+            scope = self._scope(node, frame)
         for name in _FIELDS[type(node)]:
             value = getattr(node, name, None)
             if not value:
@@ -670,7 +761,7 @@ class Scopes:
 
     def _comprehension(self, node: ast.AST, frame: Frame, todo: Todo) -> None:
         assert isinstance(node, COMPREHENSIONS)
-        scope = Scope(node, frame.scope)
+        scope = self._scope(node, frame)
         inside = Frame(frame.cell, node, "body", frame, frame.function, scope)
         parts: Todo = []
         for loop in node.generators:
@@ -688,7 +779,7 @@ class Scopes:
         every = [*args.posonlyargs, *args.args, *([args.vararg] if args.vararg else [])]
         every += [*args.kwonlyargs, *([args.kwarg] if args.kwarg else [])]
         name = "" if isinstance(node, ast.Lambda) else node.name
-        scope = Scope(node, frame.scope)
+        scope = self._scope(node, frame)
         function = DefinedFunction(name, node, frame, scope, [arg.arg for arg in every])
         self.functions.append(function)
         inside = Frame(frame.cell, node, "body", frame, function, scope)
@@ -714,7 +805,6 @@ class Scopes:
             name = node.target.id
             frame.scope.bind(Binding(name, node.target, frame, changes=True))
             self._loads.setdefault(name, []).append((node.target, frame))
-            frame.scope.reads.setdefault(name, []).append((node.target, frame))
         else:
             todo.append((node.target, frame))
 
@@ -760,14 +850,6 @@ class Scopes:
                 todo.append((part.value, frame))
             elif isinstance(part, ast.MatchClass):
                 todo.append((part.cls, frame))
-
-
-_KEPT = (
-    *(ast.Call, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.If),
-    *(ast.For, ast.AsyncFor, ast.While, ast.Break, ast.Continue, ast.Subscript, ast.Raise),
-    *(ast.Return, ast.ClassDef),
-)
-"""The kinds of nodes that are collected."""
 
 
 def _fields() -> dict[type, tuple[str, ...]]:
@@ -835,7 +917,7 @@ def changed_names(tree: ast.Module) -> set[str]:
 
 def _changing(scopes: Scopes) -> Iterator[Site]:
     """Yield the objects that code at the top level changes."""
-    for site in (*scopes.attributes(), *scopes.of(ast.Subscript, ast.Call)):
+    for site in (*scopes.attributes(), *scopes.subscripts, *scopes.calls):
         node = site.node
         if site.frame.function is not None:
             continue

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import SKIP_TAGS
 from tpunb.notebook.files import cell_magics, load_cells
-from tpunb.notebook.lint.walk import ParsedCell, parse_cells
+from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import KEPT, Cell, Snapshot
+from tpunb.notebook.scopes import ParsedCell, bound_names
 from tpunb.utils import files
 
 INJECTED = "injected-parameters"
@@ -47,7 +47,7 @@ def defer_parameters(snapshot: Snapshot) -> Snapshot:
         return snapshot
     cells = list(snapshot.cells)
     try:
-        names = statements.bound_names(ast.parse(cells[at].source))
+        names = bound_names(ast.parse(cells[at].source))
     except (SyntaxError, ValueError):
         return snapshot
     end = at + 1
@@ -66,9 +66,9 @@ def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
     It is placed below the last cell above the train cell that assigns one of them, or lower.
     """
     assert snapshot.train is not None
-    names = statements.bound_names(ast.parse(source))
+    names = bound_names(ast.parse(source))
     above = [cell for cell in parse_cells(snapshot) if cell.index < snapshot.train]
-    assigning = [cell.index for cell in above if statements.bound_names(cell.tree) & names]
+    assigning = [cell.index for cell in above if bound_names(cell.tree) & names]
     at = max(assigning, default=-1) + 1
     cells = list(snapshot.cells)
     cells.insert(at, Cell(at, "code", source, tags=(INJECTED,)))
@@ -87,7 +87,7 @@ def reached_names(snapshot: Snapshot, names: Iterable[str]) -> set[str]:
             cell.index < (snapshot.train or 0)
             and set(_WORD.findall("\n".join(cell.lines))) & reached
         ):
-            reached |= statements.bound_names(cell.tree)
+            reached |= bound_names(cell.tree)
     return reached
 
 
@@ -131,7 +131,7 @@ def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
         if cell.index in parsed and _is_plain(parsed[cell.index], cell, words):
             tree = parsed[cell.index].tree
             used = words - _imported(parsed.values())
-            if not needed & (statements.bound_names(tree) | used):
+            if not needed & (bound_names(tree) | used):
                 kept.add(cell.index)
                 continue
         needed |= words

@@ -57,6 +57,7 @@ from tpunb.notebook.models import (
     Script,
     Snapshot,
 )
+from tpunb.notebook.scopes import ParsedCell, Scopes, changed_names
 from tpunb.runs.spec import Block, Role
 
 if TYPE_CHECKING:
@@ -490,7 +491,7 @@ def replace_launches(conversion: Conversion) -> None:
             text = ast.unparse(node)
             brought = {
                 name: value
-                for name in sorted(missing_changes.changed_names(text))
+                for name in sorted(changed_names(ast.Module([node], [])))
                 if (value := conversion.left(name)) is not None
             }
             edited.leave_out([LeftOutStatement(node, LeftOut.LAUNCH)])
@@ -512,11 +513,11 @@ def replace_launches(conversion: Conversion) -> None:
 
 
 def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
-    imports = statements.ImportedNames(tree for _, tree in trees)
+    scopes = Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
     for cell, tree in trees:
         if earlier_values.is_train_cell(cell.source):
             continue  # as in the notebook, where a rank calls the function itself
-        source = replace_launch(cell.source, tree, imports, earlier_values.CALL_HELPER)
+        source = replace_launch(cell.source, tree, scopes, earlier_values.CALL_HELPER)
         if source != cell.source:
             cell.source = source
             conversion.files.helpers |= {earlier_values.HELPER, earlier_values.CALL_HELPER}
@@ -545,7 +546,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
     trees = [
         (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in conversion.code
     ]
-    imports = statements.ImportedNames(tree for _, tree in trees)
+    scopes = Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
     lost: set[str] = set()
     for cell, tree in trees:
         if cell.metadata.role == "train" or earlier_values.HELPER in cell.source:
@@ -553,7 +554,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
         edited = EditedCell(cell.source.split("\n"))
         try:
             earlier_values.leave_out_run_folder_reads(
-                edited, tree, imports, conversion.results, lost
+                edited, tree, scopes, conversion.results, lost
             )
         except earlier_values.RunFolderError as error:
             number, line = cell.metadata.number, edited.lines[error.line - 1]
@@ -566,7 +567,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
 def fit_into_one_file(conversion: Conversion) -> None:
     """Rewrite code that is invalid in the middle of a file; check that every cell compiles."""
     files = conversion.files
-    imports = _imports_for_tasks(conversion)
+    scopes = _scopes_for_tasks(conversion)
     kernel_only: list[tuple[Any, ast.Module]] = []
     for cell in conversion.code:
         number, data = cell.metadata.number, cell.metadata
@@ -577,7 +578,7 @@ def fit_into_one_file(conversion: Conversion) -> None:
         if not data.compiles or named or hoisted or tasks:
             tree = statements.parse_cell(cell.source, number)
             if tasks or (not data.compiles and "await" in cell.source):
-                rewritten = statements.rewrite_awaits(cell.source, tree, imports)
+                rewritten = statements.rewrite_awaits(cell.source, tree, scopes)
                 if rewritten != cell.source:
                     files.helpers.add(statements.AWAIT_HELPER)
                     data.compiles = False
@@ -602,29 +603,33 @@ def fit_into_one_file(conversion: Conversion) -> None:
     conversion.builtins = [name for name in header.BUILTINS if name in unbound]
 
 
-def _imports_for_tasks(conversion: Conversion) -> statements.ImportedNames:
-    """Return the imports of all cells if a cell may start a task; otherwise no imports."""
+def _scopes_for_tasks(conversion: Conversion) -> Scopes:
+    """Return the names of all cells if a cell may start a task; otherwise no names."""
     cells = conversion.code
     if not any(word in cell.source for cell in cells for word in statements.TASK_WORDS):
-        return statements.ImportedNames(())
-    return statements.ImportedNames(
-        statements.parse_cell(cell.source, cell.metadata.number) for cell in cells
+        return Scopes()
+    return Scopes(
+        ParsedCell(data.index, statements.parse_cell(cell.source, data.number))
+        for cell in cells
+        for data in [cell.metadata]
     )
 
 
 def read_as_a_whole(conversion: Conversion) -> None:
     """Refuse cells that need names a run cannot have; determine whether the run uses SPMD."""
-    pieces = [
-        names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
-        for cell in conversion.code
-    ]
+    run = names.Run(
+        [
+            names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
+            for cell in conversion.code
+        ]
+    )
     missing = names.missing_names(conversion.cells_left_out, conversion.lost)
     held = () if conversion.train is None else conversion.held
-    names.refuse_missing(pieces, missing, held)
+    names.refuse_missing(run, missing, held)
     conversion.missing_changes = missing_changes.find_missing_changes(
-        pieces, conversion.cells_left_out, held
+        run, conversion.cells_left_out, held
     )
-    conversion.spmd = spmd.spmd_reason(pieces)
+    conversion.spmd = spmd.spmd_reason(run)
 
 
 def prepare_for_export(conversion: Conversion) -> None:

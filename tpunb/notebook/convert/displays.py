@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tpunb.notebook.convert import pure_calls, statements
+from tpunb.notebook.convert import kinds, pure_calls, statements
 from tpunb.notebook.convert.kinds import Binding, Kind, Names, module_bindings, names_bound, targets
-from tpunb.notebook.convert.statements import COMPREHENSIONS, Function
+from tpunb.notebook.scopes import COMPREHENSIONS, Function
 
 _READS_ANY = {"__builtins__", "eval", "exec", "globals", "locals", "vars"}
 """Names with which a cell may read any other."""
@@ -119,7 +119,7 @@ def _read_cell(source: str) -> _Cell:
         reads_any=bool(loaded & _READS_ANY) or "__dict__" in attributes or "__main__" in words,
         used=frozenset(name for part in tree.body for name in _used(part)),
         plots=bool(attributes & pure_calls.PLOT_METHODS),
-        star=statements.bindings(tree.body).stars or _INCLUDED.search(source) is not None,
+        star=kinds.bindings(tree.body).stars or _INCLUDED.search(source) is not None,
         names=frozenset(loaded),
     )
 
@@ -211,10 +211,10 @@ def _names_read(node: ast.AST, hidden: frozenset[str]) -> Iterator[str]:
     if isinstance(node, COMPREHENSIONS):
         hidden |= {name for loop in node.generators for name in targets(loop.target)}
     elif isinstance(node, ast.Lambda):
-        hidden |= statements.parameters(node)
+        hidden |= kinds.parameters(node)
     elif isinstance(node, Function):
-        bound = statements.bindings(node.body)
-        hidden |= (statements.parameters(node) | bound.names | bound.changed) - bound.globals
+        bound = kinds.bindings(node.body)
+        hidden |= (kinds.parameters(node) | bound.names | bound.changed) - bound.globals
     elif isinstance(node, ast.AugAssign):
         yield from targets(node.target) - hidden
     for part in ast.iter_child_nodes(node):

@@ -15,6 +15,7 @@ from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
+from tpunb.notebook.scopes import ParsedCell, Scopes, imported
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
@@ -45,16 +46,11 @@ class FrontEnd:
     """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self.known = {"input": "input"}
-        self.colab: set[str] = set()
+        self._scopes = Scopes(ParsedCell(at, tree) for at, tree in enumerate(trees))
+        imports = [site.node for site in self._scopes.imports]
+        names = [pair for node in imports for pair in imported(node)]
+        self.colab = {name for name, full in names if full.startswith(f"{COLAB}.")}
         nodes = [node for tree in trees for node in ast.walk(tree)]
-        for node in nodes:
-            for name, full in _imported(node):
-                self.known[name] = full
-                if full.startswith(f"{COLAB}."):
-                    self.colab.add(name)
-        if any("input" in statements.bound_anywhere(tree) for tree in trees):
-            del self.known["input"]
         dropped = {id(call.node) for tree in trees for call in self._calls(tree)}
         inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}
         self.needed = {
@@ -85,12 +81,8 @@ class FrontEnd:
 
     def dotted(self, node: ast.AST) -> str:
         """Full name of a called function: 'google.colab.drive.mount'; '' if unknown."""
-        if isinstance(node, ast.Name):
-            return self.known.get(node.id, "")
-        if isinstance(node, ast.Attribute):
-            left = self.dotted(node.value)
-            return f"{left}.{node.attr}" if left else ""
-        return ""
+        scopes = self._scopes
+        return scopes.full(node, scopes.scopes.get(node, scopes.globals))
 
     def asks(self, node: ast.AST | None) -> bool:
         """True for a call that needs the front end or the user."""
@@ -127,7 +119,7 @@ class FrontEnd:
             for part in ast.walk(node)
         }
         for node in ast.walk(tree):
-            names = list(_imported(node))
+            names = list(imported(node))
             if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in tried:
                 continue  # an import in a `try` tests whether this is Colab
             if len(names) == len(node.names) and all(
@@ -148,14 +140,3 @@ class FrontEnd:
             path = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
             if isinstance(path, str) and not os.path.isabs(path):
                 yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
-
-
-def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the name in the cell and the full name of each imported object."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            top = alias.name.partition(".")[0]
-            yield alias.asname or top, alias.name if alias.asname else top
-    elif isinstance(node, ast.ImportFrom) and not node.level:
-        for alias in node.names:
-            yield alias.asname or alias.name, f"{node.module}.{alias.name}"

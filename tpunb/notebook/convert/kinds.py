@@ -6,10 +6,87 @@ import ast
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 
-from tpunb.notebook.convert import pure_calls, statements
-from tpunb.notebook.convert.statements import COMPREHENSIONS, Function
+from tpunb.notebook.convert import pure_calls
+from tpunb.notebook.scopes import COMPREHENSIONS, Function, FunctionOrClass
+
+
+@dataclass
+class Bindings:
+    """Names that are bound in one scope."""
+
+    names: set[str] = field(default_factory=set)
+    globals: set[str] = field(default_factory=set)
+    """Declared `global`, in this scope or in a nested function."""
+    changed: set[str] = field(default_factory=set)
+    """Targets of `x += 1`, which makes a name local to a function, but needs an existing value."""
+    outer: set[str] = field(default_factory=set)
+    """Declared `nonlocal`."""
+    stars: bool = False
+    """True if there is an `import *`."""
+
+
+def bindings(nodes: Iterable[ast.AST]) -> Bindings:
+    """Return the names that nodes bind in their own scope, not in nested functions or classes.
+
+    `symtable` is no alternative: since Python 3.12 its tables mix the names of comprehensions with
+    those of the enclosing scope, before 3.12 they do not.
+    """
+    bound = Bindings()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            bound.changed.add(node.target.id)
+            todo.append(node.value)
+            continue
+        _store(node, bound)
+        if isinstance(node, FunctionOrClass):
+            _inside(node, bound)
+            todo += node.decorator_list
+        elif isinstance(node, ast.Lambda):
+            _inside(node, bound)
+        elif isinstance(node, COMPREHENSIONS):
+            # `:=` in a comprehension binds in the enclosing scope.
+            todo += [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
+        else:
+            todo += ast.iter_child_nodes(node)
+    return bound
+
+
+def parameters(function: Function | ast.Lambda) -> set[str]:
+    """Return the names of a function's parameters."""
+    args = function.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return {arg.arg for arg in every if arg is not None}
+
+
+def _inside(node: ast.AST, bound: Bindings) -> None:
+    """Add the names of `global` statements anywhere in a nested scope."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Global):
+            bound.globals.update(part.names)
+
+
+def _store(node: ast.AST, bound: Bindings) -> None:
+    if isinstance(node, ast.Name):
+        if not isinstance(node.ctx, ast.Load):
+            bound.names.add(node.id)
+    elif isinstance(node, FunctionOrClass):
+        bound.names.add(node.name)
+    elif isinstance(node, ast.alias):
+        bound.stars |= node.name == "*"
+        bound.names.add(node.asname or node.name.partition(".")[0])
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        bound.names |= {node.name} if node.name else set()
+    elif isinstance(node, ast.MatchMapping):
+        bound.names |= {node.rest} if node.rest else set()
+    elif isinstance(node, ast.Global):
+        bound.globals.update(node.names)
+    elif isinstance(node, ast.Nonlocal):
+        bound.outer.update(node.names)
 
 
 class Kind(Enum):
@@ -78,7 +155,7 @@ def module_bindings(tree: ast.Module) -> dict[str, list[Binding]]:
             todo += [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
         elif not isinstance(node, Function | ast.ClassDef | ast.Lambda):
             todo += ast.iter_child_nodes(node)
-    bound = statements.bindings(tree.body)
+    bound = bindings(tree.body)
     for name in (bound.names | bound.changed) - found.keys() | bound.globals:
         found.setdefault(name, []).append(UNKNOWN)
     return found

@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Sequence
 
 from tpunb.notebook.convert import output_lines
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.models import LeftOut
+from tpunb.notebook.scopes import bound_names
 
 UNWRAPPED = {
     # For magics with a statement on the magic's line, their options in getopt's notation

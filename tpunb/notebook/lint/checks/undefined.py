@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
 from tpunb.notebook.convert.names import defines_unseen
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.scopes import bound_names
 
 IPYTHON = frozenset("display get_ipython In Out exit quit open __file__ __IPYTHON__".split())
 """Names that a kernel defines in addition to Python's builtins."""
