@@ -369,10 +369,6 @@ class Binding(NamedTuple):
     changes: bool = False
     """True for `x += 1`, which needs a value that is there already."""
 
-    @property
-    def site(self) -> Site:
-        return Site(self.node, self.frame)
-
 
 @dataclass(eq=False)
 class DefinedFunction:
@@ -500,6 +496,15 @@ class Scopes:
             for node, frame in (*self._loads.get(name, ()), *annotated)
             if frame.scope.find(name) is scope
         ]
+
+    def needs(self, name: str) -> bool:
+        """Whether a cell reads a name that neither it nor a cell above it binds."""
+        bound = {one.frame.cell for one in self.globals.bindings.get(name, ())}
+        first = next((at for at, cell in enumerate(self.cells) if cell in bound), len(self.cells))
+        return any(
+            site.scope.find(name) in (None, self.globals) and site.cell in self.cells[:first]
+            for site in self.loads(name)
+        )
 
     def reads(self, owner: ParsedCell | DefinedFunction) -> list[Site]:
         """Return the reads of global names in code at the top level of a cell, or in a function, in

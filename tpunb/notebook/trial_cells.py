@@ -19,7 +19,7 @@ from tpunb.notebook.convert.cells import SKIP_TAGS
 from tpunb.notebook.files import cell_magics, load_cells
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import KEPT, Cell, Snapshot
-from tpunb.notebook.scopes import ParsedCell, bound_names
+from tpunb.notebook.scopes import ParsedCell, Scopes, bound_names, imported
 from tpunb.utils import files
 
 INJECTED = "injected-parameters"
@@ -123,6 +123,7 @@ def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
     if needed & _EVERYTHING:
         return set()
     parsed = {c.index: c for c in parse_cells(Snapshot(cells, trains[0], None, "the file"))}
+    modules = _imported(parsed.values())
     kept: set[int] = set()
     for cell in reversed(cells[: trains[0]]):
         if cell.kind != "code":
@@ -130,7 +131,7 @@ def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
         words = set(_WORD.findall(cell.source))
         if cell.index in parsed and _is_plain(parsed[cell.index], cell, words):
             tree = parsed[cell.index].tree
-            used = words - _imported(parsed.values())
+            used = words - modules
             if not needed & (bound_names(tree) | used):
                 kept.add(cell.index)
                 continue
@@ -149,12 +150,8 @@ def _is_plain(parsed: ParsedCell, cell: Cell, words: set[str]) -> bool:
 
 def _imported(cells: Iterable[ParsedCell]) -> set[str]:
     """Names of imported modules: using a module does not change it."""
-    names: set[str] = set()
-    for cell in cells:
-        for node in ast.walk(cell.tree):
-            if isinstance(node, ast.Import):
-                names |= {a.asname or a.name.partition(".")[0] for a in node.names}
-    return names
+    imports = (site.node for site in Scopes(cells).imports)
+    return {name for node in imports if isinstance(node, ast.Import) for name, _ in imported(node)}
 
 
 def note_kept(path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -271,6 +271,16 @@ class Conversion:
     def code(self) -> list[Any]:
         """The code cells."""
         return [cell for cell in self.cells if cell.cell_type == "code"]
+
+    @cached_property
+    def run(self) -> names.Run:
+        """The code cells, when they are complete."""
+        return names.Run(
+            [
+                names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
+                for cell in self.code
+            ]
+        )
 
     def add_omissions(self, cell: Any, lines: Iterable[LeftOutLine]) -> None:
         """Record lines of a cell that are left out."""
@@ -591,16 +601,16 @@ def fit_into_one_file(conversion: Conversion) -> None:
     for cell in conversion.code:
         if conversion.features or not cell.metadata.compiles:
             statements.check_compiles(cell.source, cell.metadata.number, conversion.features)
-    included = [ast.parse(source) for source in files.sources(header.BUILTINS)]
-    trees = [*included, *(tree for _, tree in kernel_only)]
-    bound: set[str] = set()
-    unbound: set[str] = set()  # read in a cell before any cell binds it
-    for tree in trees:
-        bound |= statements.bound_anywhere(tree)
-        unbound |= statements.read_anywhere(tree) - bound
-    for cell, tree in kernel_only:
-        statements.refuse_ipython_calls(tree, cell.metadata.number, cell.source, bound)
-    conversion.builtins = [name for name in header.BUILTINS if name in unbound]
+    included = [ParsedCell(-1, ast.parse(source)) for source in files.sources(header.BUILTINS)]
+    own = [
+        ParsedCell(data.index, tree, data.number, lines=cell.source.split("\n"))
+        for cell, tree in kernel_only
+        for data in [cell.metadata]
+    ]
+    scopes = Scopes([*included, *own])
+    for parsed in own:
+        statements.refuse_ipython_calls(parsed, scopes)
+    conversion.builtins = [name for name in header.BUILTINS if scopes.needs(name)]
 
 
 def _scopes_for_tasks(conversion: Conversion) -> Scopes:
@@ -617,12 +627,7 @@ def _scopes_for_tasks(conversion: Conversion) -> Scopes:
 
 def read_as_a_whole(conversion: Conversion) -> None:
     """Refuse cells that need names a run cannot have; determine whether the run uses SPMD."""
-    run = names.Run(
-        [
-            names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
-            for cell in conversion.code
-        ]
-    )
+    run = conversion.run
     missing = names.missing_names(conversion.cells_left_out, conversion.lost)
     held = () if conversion.train is None else conversion.held
     names.refuse_missing(run, missing, held)
@@ -636,10 +641,12 @@ def prepare_for_export(conversion: Conversion) -> None:
     """Determine what an exported script needs on another machine, and add its preparation code."""
     if not conversion.export:
         return
-    pieces = [names.RunCell(cell.metadata.number, cell.source) for cell in conversion.code]
+    pieces = conversion.run.cells
     omissions = [omission for _, omission in conversion.omissions]
     uses = export_.uses_of_tpunb(pieces)
-    conversion.requirements += find_requirements(pieces, omissions, conversion.files.folders)
+    conversion.requirements += find_requirements(
+        conversion.run, omissions, conversion.files.folders
+    )
     conversion.requirements += uses.beyond
     spmd = conversion.spmd is not None
     place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from tpunb.notebook.convert import kinds, pure_calls, statements
+from tpunb.notebook.convert import kinds, pure_calls
 from tpunb.notebook.convert.kinds import Binding, Kind, Names, module_bindings, names_bound, targets
 from tpunb.notebook.scopes import COMPREHENSIONS, Function
 
@@ -193,7 +193,7 @@ class _Reads:
                 else:
                     self._expression(part, bound)
             if isinstance(node, ast.AugAssign | ast.Delete):
-                self.now |= statements.bound_anywhere(node) - bound
+                self.now |= kinds.bound_anywhere(node) - bound
 
     def _expression(self, node: ast.AST, bound: set[str]) -> None:
         self.now |= set(_names_read(node, frozenset(bound)))

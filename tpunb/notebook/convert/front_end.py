@@ -15,7 +15,7 @@ from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
-from tpunb.notebook.scopes import ParsedCell, Scopes, imported
+from tpunb.notebook.scopes import ParsedCell, Scopes, imported, scopes_of
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
@@ -72,8 +72,10 @@ class FrontEnd:
         """Raise ConversionError for a remaining call that is certain to run."""
         if not mentions_front_end(source):
             return
-        for node in statements.unconditional(statements.parse_cell(source, number)):
-            if isinstance(node, ast.Call) and self.asks(node):
+        for site in scopes_of(statements.parse_cell(source, number)).calls:
+            node = site.node
+            outside = site.frame.function is None
+            if isinstance(node, ast.Call) and outside and site.fails() and self.asks(node):
                 what = f"{ast.unparse(node.func)}() cannot ask the user in a run"
                 line = source.split("\n")[node.lineno - 1]
                 reason = f"{what}: {_ASSIGN}, {statements.SKIP}"

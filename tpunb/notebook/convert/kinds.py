@@ -89,6 +89,21 @@ def _store(node: ast.AST, bound: Bindings) -> None:
         bound.outer.update(node.names)
 
 
+def bound_anywhere(tree: ast.AST) -> set[str]:
+    """Return all names that are assigned, imported or defined anywhere in a cell."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return names
+
+
 class Kind(Enum):
     """Kind of a value."""
 

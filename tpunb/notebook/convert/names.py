@@ -103,12 +103,15 @@ def refuse_missing(run: Run, missing: Mapping[str, MissingName], held: Container
     `missing` are names that are defined elsewhere; `held` are names that the last cell gets from
     the kernel.
     """
-    every = {word for source in run.sources for word in _WORD.findall(source)}
+    words = [set(_WORD.findall(source)) for source in run.sources]
+    every = set().union(*words)
     if defines_unseen(run.sources):
         missing = {}
     wanted = {name for name in every if name in missing or _HISTORY.fullmatch(name)}
     wanted -= set(dir(builtins))
-    if not wanted and "ipywidgets" not in every:
+    # Most cells with such a word only bind it (`for _ in range(3)`) or have it in a string.
+    suspects = (source for source, own in zip(run.sources, words, strict=True) if own & wanted)
+    if "ipywidgets" not in every and not any(_reads(source, wanted) for source in suspects):
         return
     scopes = run.scopes
     chosen = chosen_widgets(scopes) if "ipywidgets" in every else {}
@@ -128,6 +131,10 @@ def refuse_missing(run: Run, missing: Mapping[str, MissingName], held: Container
             if reason is not None:
                 line = site.cell.lines[site.line - 1]
                 raise ConversionError(reason, site.cell.number, site.line, line)
+
+
+def _reads(source: str, names: Iterable[str]) -> bool:
+    return any(map(scopes_of(ast.parse(source)).loads, names))
 
 
 def defines_unseen(sources: Sequence[str]) -> bool:

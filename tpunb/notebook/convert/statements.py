@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tpunb.notebook.errors import ConversionError
-from tpunb.notebook.scopes import Function, Scopes
+from tpunb.notebook.scopes import Function, ParsedCell, Scopes, dotted
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
@@ -30,29 +30,6 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
             todo += [*child.decorator_list, *child.args.defaults, *defaults][::-1]
         elif not isinstance(child, ast.Lambda):
             todo += list(ast.iter_child_nodes(child))[::-1]
-
-
-def unconditional(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield nodes as `executed` does, but not those inside `if`, loops, `try` and similar."""
-    simple = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.With, ast.Return)
-    for statement in tree.body:
-        if isinstance(statement, simple):
-            yield from executed(statement)
-
-
-def bound_anywhere(tree: ast.AST) -> set[str]:
-    """Return all names that are assigned, imported or defined anywhere in a cell."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-    return names
 
 
 def read_anywhere(tree: ast.AST) -> set[str]:
@@ -144,28 +121,26 @@ def _located(error: SyntaxError, source: str, number: int, reason: str) -> Conve
     return ConversionError(reason, number, line, lines[line - 1] if line else "")
 
 
-def refuse_ipython_calls(tree: ast.Module, number: int, source: str, known: set[str]) -> None:
-    """Raise ConversionError for uses of `get_ipython()` that are certain to fail in a script.
-
-    `known` are names that the notebook defines itself.
-    """
-    for node in unconditional(tree):
-        reason = None
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            special = node.attr.startswith("__")  # `__class__` is used to identify the shell
-            if (
-                isinstance(function, ast.Name)
-                and function.id == "get_ipython" not in known
-                and not special
-            ):
-                reason = (
-                    f"get_ipython().{node.attr} needs a notebook: there is no IPython in a "
-                    f"run. Write it in Python, {SKIP}"
-                )
-        if reason is not None and isinstance(node, ast.expr):
-            line = source.split("\n")[node.lineno - 1]
-            raise ConversionError(reason, number, node.lineno, line)
+def refuse_ipython_calls(cell: ParsedCell, scopes: Scopes) -> None:
+    """Raise ConversionError for uses of `get_ipython()` that are certain to fail in a script."""
+    for site in scopes.attributes():
+        node = site.node
+        assert isinstance(node, ast.Attribute)
+        special = node.attr.startswith("__")  # `__class__` is used to identify the shell
+        if (
+            site.cell is cell
+            and isinstance(node.value, ast.Call)
+            and dotted(node.value.func) == "get_ipython"
+            and site.scope.find("get_ipython") is None
+            and not special
+            and site.frame.function is None
+            and site.fails()
+        ):
+            reason = (
+                f"get_ipython().{node.attr} needs a notebook: there is no IPython in a "
+                f"run. Write it in Python, {SKIP}"
+            )
+            raise ConversionError(reason, cell.number, node.lineno, cell.lines[node.lineno - 1])
 
 
 Hoisted = ast.ImportFrom | ast.Global
