@@ -327,6 +327,13 @@ class Site:
         """Whether an error at the node certainly ends its function or cell when that runs."""
         return self.frame.reaches(self.node, errors=True)
 
+    def ends_cell(self) -> bool:
+        """Whether an error at the node certainly ends the run of its cell.
+
+        Not in a loop, which may have no first round: `while not os.path.exists(path): …`.
+        """
+        return self.frame.function is None and self.loop() is None and self.fails()
+
     def loop(self) -> Frame | None:
         """Return the innermost loop of the same function whose body contains this node."""
         for frame in self.frame.outward():

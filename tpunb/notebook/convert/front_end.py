@@ -74,8 +74,7 @@ class FrontEnd:
             return
         for site in scopes_of(statements.parse_cell(source, number)).calls:
             node = site.node
-            outside = site.frame.function is None
-            if isinstance(node, ast.Call) and outside and site.fails() and self.asks(node):
+            if isinstance(node, ast.Call) and site.ends_cell() and self.asks(node):
                 what = f"{ast.unparse(node.func)}() cannot ask the user in a run"
                 line = source.split("\n")[node.lineno - 1]
                 reason = f"{what}: {_ASSIGN}, {statements.SKIP}"

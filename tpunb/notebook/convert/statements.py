@@ -133,8 +133,7 @@ def refuse_ipython_calls(cell: ParsedCell, scopes: Scopes) -> None:
             and dotted(node.value.func) == "get_ipython"
             and site.scope.find("get_ipython") is None
             and not special
-            and site.frame.function is None
-            and site.fails()
+            and site.ends_cell()
         ):
             reason = (
                 f"get_ipython().{node.attr} needs a notebook: there is no IPython in a "
