@@ -19,8 +19,8 @@ from IPython.core.error import UsageError
 from tpunb.kernel import cost
 from tpunb.kernel.launcher import Run, follow_to_end
 from tpunb.kernel.session import INTERRUPTED, Session
-from tpunb.notebook.convert import statements
 from tpunb.notebook.lint.walk import parse_cells
+from tpunb.notebook.scopes import bound_names
 from tpunb.runs.spec import RunState
 from tpunb.sweeps import folder as folders
 from tpunb.sweeps import space as spaces
@@ -141,7 +141,7 @@ def _refuse_unknown(request: RunRequest, names: list[str]) -> None:
     assigned: set[str] = set()
     for parsed in above:
         if parsed.index not in given:
-            assigned |= statements.bound_names(parsed.tree)
+            assigned |= bound_names(parsed.tree)
     for name in names:
         if name not in assigned:
             raise UsageError(

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tpunb.notebook.convert import statements
+from tpunb.notebook.scopes import FunctionOrClass, scopes_of
 from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
@@ -64,25 +64,15 @@ def _hints_of(notebook: PreparedNotebook) -> Iterator[tuple[str, str]]:
             continue
         tree = ast.parse(script.source(block))
         where = f"in the ranks of cell [{block.number}]"
-        for name in sorted(statements.bound_names(tree)):
-            node = _definition(tree, name)
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
+        scopes = scopes_of(tree)
+        for name in sorted(scopes.bound(scopes.cells[0])):
+            nodes = [binding.node for binding in scopes.globals.bindings[name]]
+            if any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes):
                 yield name, f"`{name}` was imported {where}: import it in this notebook's cells too"
-            elif isinstance(node, statements.FunctionOrClass):
+            elif any(isinstance(node, FunctionOrClass) for node in nodes):
                 yield name, f"`{name}` was defined {where}: define it in a cell above"
             else:
                 yield name, f"`{name}` was assigned {where}: `--returns {name}` brings it"
-
-
-def _definition(tree: ast.Module, name: str) -> ast.AST | None:
-    """Return the import, function or class that binds a name; None for an assignment."""
-    for node in statements.executed(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            if any((each.asname or each.name.partition(".")[0]) == name for each in node.names):
-                return node
-        elif isinstance(node, statements.FunctionOrClass) and node.name == name:
-            return node
-    return None
 
 
 def _reads(source: str, name: str) -> bool:

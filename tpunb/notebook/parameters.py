@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.notebook.convert import statements
 from tpunb.notebook.files import load_cells
 from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.scopes import bound_names
 from tpunb.utils.errors import TpunbError
 
 
@@ -40,9 +40,9 @@ def refuse_unknown(notebook: Path, names: Iterable[str], option: str = "-p") -> 
     read: set[str] = set()
     for cell in parsed:
         if cell.index in tagged:
-            known |= statements.bound_names(cell.tree)
+            known |= bound_names(cell.tree)
         elif cell.index not in injected:
-            assigned |= statements.bound_names(cell.tree)
+            assigned |= bound_names(cell.tree)
             read |= set(re.findall(r"[^\W\d]\w*", "\n".join(cell.lines)))
     for name in names:
         if name in known or (name in read and name not in assigned):
@@ -66,7 +66,7 @@ def literal_values(snapshot: Snapshot) -> dict[str, Any]:
     known = defaults(above, tags)
     for cell in parse_cells(replace(snapshot, cells=above, train=None)):
         if not set(tags) & set(above[cell.index].tags):
-            for name in statements.bound_names(cell.tree):
+            for name in bound_names(cell.tree):
                 known.pop(name, None)
     return known
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import SKIP_TAGS
 from tpunb.notebook.files import cell_magics, load_cells
-from tpunb.notebook.lint.walk import ParsedCell, parse_cells
+from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import KEPT, Cell, Snapshot
+from tpunb.notebook.scopes import ParsedCell, Scopes, bound_names, imported
 from tpunb.utils import files
 
 INJECTED = "injected-parameters"
@@ -47,7 +47,7 @@ def defer_parameters(snapshot: Snapshot) -> Snapshot:
         return snapshot
     cells = list(snapshot.cells)
     try:
-        names = statements.bound_names(ast.parse(cells[at].source))
+        names = bound_names(ast.parse(cells[at].source))
     except (SyntaxError, ValueError):
         return snapshot
     end = at + 1
@@ -66,9 +66,9 @@ def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
     It is placed below the last cell above the train cell that assigns one of them, or lower.
     """
     assert snapshot.train is not None
-    names = statements.bound_names(ast.parse(source))
+    names = bound_names(ast.parse(source))
     above = [cell for cell in parse_cells(snapshot) if cell.index < snapshot.train]
-    assigning = [cell.index for cell in above if statements.bound_names(cell.tree) & names]
+    assigning = [cell.index for cell in above if bound_names(cell.tree) & names]
     at = max(assigning, default=-1) + 1
     cells = list(snapshot.cells)
     cells.insert(at, Cell(at, "code", source, tags=(INJECTED,)))
@@ -87,7 +87,7 @@ def reached_names(snapshot: Snapshot, names: Iterable[str]) -> set[str]:
             cell.index < (snapshot.train or 0)
             and set(_WORD.findall("\n".join(cell.lines))) & reached
         ):
-            reached |= statements.bound_names(cell.tree)
+            reached |= bound_names(cell.tree)
     return reached
 
 
@@ -123,6 +123,7 @@ def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
     if needed & _EVERYTHING:
         return set()
     parsed = {c.index: c for c in parse_cells(Snapshot(cells, trains[0], None, "the file"))}
+    modules = _imported(parsed.values())
     kept: set[int] = set()
     for cell in reversed(cells[: trains[0]]):
         if cell.kind != "code":
@@ -130,8 +131,8 @@ def _only_for_runs(cells: tuple[Cell, ...]) -> set[int]:
         words = set(_WORD.findall(cell.source))
         if cell.index in parsed and _is_plain(parsed[cell.index], cell, words):
             tree = parsed[cell.index].tree
-            used = words - _imported(parsed.values())
-            if not needed & (statements.bound_names(tree) | used):
+            used = words - modules
+            if not needed & (bound_names(tree) | used):
                 kept.add(cell.index)
                 continue
         needed |= words
@@ -149,12 +150,8 @@ def _is_plain(parsed: ParsedCell, cell: Cell, words: set[str]) -> bool:
 
 def _imported(cells: Iterable[ParsedCell]) -> set[str]:
     """Names of imported modules: using a module does not change it."""
-    names: set[str] = set()
-    for cell in cells:
-        for node in ast.walk(cell.tree):
-            if isinstance(node, ast.Import):
-                names |= {a.asname or a.name.partition(".")[0] for a in node.names}
-    return names
+    imports = (site.node for site in Scopes(cells).imports)
+    return {name for node in imports if isinstance(node, ast.Import) for name, _ in imported(node)}
 
 
 def note_kept(path: Path) -> None:

@@ -19,7 +19,6 @@ from tests.support import examples
 from tpunb.errors import ConversionError
 from tpunb.notebook.convert import header
 from tpunb.notebook.convert.convert import TEMPLATES, convert, exporter, warm_up
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.models import (
     Cell,
     EarlierRun,
@@ -29,6 +28,7 @@ from tpunb.notebook.models import (
     Script,
     Snapshot,
 )
+from tpunb.notebook.scopes import bound_names
 
 RAN = EarlierValues((EarlierRun("/runs/one", ("w",), "r"), EarlierRun("/runs/two", ("w",))))
 

@@ -195,6 +195,7 @@ CASES = [
     ),
     Case("the shell's class", "x = get_ipython().__class__.__name__", "print(x)", "NoneType"),
     Case("input in a function", "def ask():\n    return input()", "print(1)", "1"),
+    Case("input in a loop", "while not True:\n    input()", "print(1)", "1"),
     Case("input of one's own", "def input(x):\n    return x", "y = input(4)\nprint(y)", "4"),
     # What talks to the front end, or to the person
     Case(

@@ -9,8 +9,8 @@ from collections.abc import Container, Iterable
 
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
 from tpunb.notebook.convert.names import defines_unseen
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.models import Script
+from tpunb.notebook.scopes import bound_names
 
 
 def refusal(script: Script, names: Iterable[str], held: Container[str]) -> str | None:

@@ -14,6 +14,7 @@ from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
 from tpunb.notebook.convert.setup_lines import SetupCode
 from tpunb.notebook.convert.syntax import Special
 from tpunb.notebook.models import LeftOut
+from tpunb.notebook.scopes import scopes_of
 
 SKIP_LINE = "# tpu: skip"
 SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPYNB}
@@ -205,6 +206,19 @@ def _plain_cell(cell: EditedCell, compiles: bool) -> PlainCell:
     return PlainCell(tuple(cell.lines), left_out, tuple(cell.lost), compiles, secrets)
 
 
+def parse_body(source: str) -> tuple[ast.Module, tuple[LostName, ...]]:
+    """Parse a cell without tpunb's own magics; also return names that left-out lines define.
+
+    Both are empty for a cell that is not Python.
+    """
+    lines = source.replace("\r\n", "\n").split("\n")
+    try:
+        cell = plain_python("\n".join("" if x.startswith("%%tpu_") else x for x in lines))
+        return ast.parse("\n".join(cell.lines)), cell.lost
+    except (NotPythonError, SyntaxError, ValueError, MemoryError, RecursionError):
+        return ast.Module([], []), ()
+
+
 def _mark_automagic(lines: list[str]) -> None:
     """Add the % to `pip install x` or `ls -la`, as IPython does in cells of one line.
 
@@ -385,8 +399,13 @@ def _local_names(code: str) -> list[str]:
     """Return the names that code binds at its top level, without those declared `global`."""
     if (tree := syntax.parsed([code])) is None:
         return []
-    bound = statements.bindings(tree.body)
-    return sorted(bound.names - bound.globals - {"*"})
+    bound = scopes_of(tree).globals.bindings
+    declared = {n for node in ast.walk(tree) if isinstance(node, ast.Global) for n in node.names}
+    return sorted(
+        name
+        for name in bound.keys() - declared
+        if any(one.frame.function is None and not one.changes for one in bound[name])
+    )
 
 
 def _put(cell: EditedCell, special: Special, code: str) -> None:

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ from tpunb.notebook.models import (
     Script,
     Snapshot,
 )
+from tpunb.notebook.scopes import ParsedCell, Scopes, changed_names
 from tpunb.runs.spec import Block, Role
 
 if TYPE_CHECKING:
@@ -282,6 +283,16 @@ class Conversion:
         self.add_omissions(cell, edited.left_out)
         self.lost += [(cell.metadata.number, lost) for lost in edited.lost]
 
+    @cached_property
+    def run(self) -> names.Run:
+        """The code cells, when they are complete."""
+        return names.Run(
+            [
+                names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
+                for cell in self.code
+            ]
+        )
+
     def add_omissions(self, cell: Any, lines: Iterable[LeftOutLine]) -> None:
         """Record lines of a cell that are left out."""
         for line, text, reason in lines:
@@ -463,7 +474,7 @@ def replace_launches(conversion: Conversion) -> None:
             text = ast.unparse(node)
             brought = {
                 name: value
-                for name in sorted(missing_changes.changed_names(text))
+                for name in sorted(changed_names(ast.Module([node], [])))
                 if (value := conversion.left(name)) is not None
             }
             edited.leave_out([LeftOutStatement(node, LeftOut.LAUNCH)])
@@ -483,11 +494,11 @@ def replace_launches(conversion: Conversion) -> None:
 
 
 def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
-    imports = statements.ImportedNames(tree for _, tree in trees)
+    scopes = Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
     for cell, tree in trees:
         if earlier_values.is_train_cell(cell.source):
             continue  # as in the notebook, where a rank calls the function itself
-        source = replace_launch(cell.source, tree, imports, earlier_values.CALL_HELPER)
+        source = replace_launch(cell.source, tree, scopes, earlier_values.CALL_HELPER)
         if source != cell.source:
             cell.source = source
             conversion.files.helpers |= {earlier_values.HELPER, earlier_values.CALL_HELPER}
@@ -498,7 +509,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
     if earlier_values.HELPER not in conversion.files.helpers:
         return
     trees = conversion.trees()
-    imports = statements.ImportedNames(tree for _, tree in trees)
+    scopes = Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
     lost: set[str] = set()
     for cell, tree in trees:
         if cell.metadata.role == "train" or earlier_values.HELPER in cell.source:
@@ -506,7 +517,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
         edited = EditedCell(cell.source.split("\n"))
         try:
             earlier_values.leave_out_run_folder_reads(
-                edited, tree, imports, conversion.results, lost
+                edited, tree, scopes, conversion.results, lost
             )
         except earlier_values.RunFolderError as error:
             number, line = cell.metadata.number, edited.lines[error.line - 1]
@@ -518,7 +529,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
 def fit_into_one_file(conversion: Conversion) -> None:
     """Rewrite code that is invalid in the middle of a file; check that every cell compiles."""
     files = conversion.files
-    imports = _imports_for_tasks(conversion)
+    scopes = _scopes_for_tasks(conversion)
     kernel_only: list[tuple[Any, ast.Module]] = []
     for cell in conversion.code:
         number, data = cell.metadata.number, cell.metadata
@@ -529,7 +540,7 @@ def fit_into_one_file(conversion: Conversion) -> None:
         if not data.compiles or named or hoisted or tasks:
             tree = statements.parse_cell(cell.source, number)
             if tasks or (not data.compiles and "await" in cell.source):
-                rewritten = statements.rewrite_awaits(cell.source, tree, imports)
+                rewritten = statements.rewrite_awaits(cell.source, tree, scopes)
                 if rewritten != cell.source:
                     files.helpers.add(statements.AWAIT_HELPER)
                     data.compiles = False
@@ -542,47 +553,47 @@ def fit_into_one_file(conversion: Conversion) -> None:
     for cell in conversion.code:
         if conversion.features or not cell.metadata.compiles:
             statements.check_compiles(cell.source, cell.metadata.number, conversion.features)
-    included = [ast.parse(source) for source in files.sources(header.BUILTINS)]
-    trees = [*included, *(tree for _, tree in kernel_only)]
-    bound: set[str] = set()
-    unbound: set[str] = set()  # read in a cell before any cell binds it
-    for tree in trees:
-        bound |= statements.bound_anywhere(tree)
-        unbound |= statements.read_anywhere(tree) - bound
-    for cell, tree in kernel_only:
-        statements.refuse_ipython_calls(tree, cell.metadata.number, cell.source, bound)
-    conversion.builtins = [name for name in header.BUILTINS if name in unbound]
+    included = [ParsedCell(-1, ast.parse(source)) for source in files.sources(header.BUILTINS)]
+    own = [
+        ParsedCell(data.index, tree, data.number, lines=cell.source.split("\n"))
+        for cell, tree in kernel_only
+        for data in [cell.metadata]
+    ]
+    scopes = Scopes([*included, *own])
+    for parsed in own:
+        statements.refuse_ipython_calls(parsed, scopes)
+    conversion.builtins = [name for name in header.BUILTINS if scopes.needs(name)]
 
 
-def _imports_for_tasks(conversion: Conversion) -> statements.ImportedNames:
-    """Return the imports of all cells if a cell may start a task; otherwise no imports."""
+def _scopes_for_tasks(conversion: Conversion) -> Scopes:
+    """Return the names of all cells if a cell may start a task; otherwise no names."""
     tasks = any(word in cell.source for cell in conversion.code for word in statements.TASK_WORDS)
-    return statements.ImportedNames(tree for _, tree in (conversion.trees() if tasks else ()))
+    trees = conversion.trees() if tasks else ()
+    return Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
 
 
 def read_as_a_whole(conversion: Conversion) -> None:
     """Refuse cells that need names a run cannot have; determine whether the run uses SPMD."""
-    pieces = [
-        names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
-        for cell in conversion.code
-    ]
+    run = conversion.run
     missing = names.missing_names(conversion.cells_left_out, conversion.lost)
     held = () if conversion.train is None else conversion.held
-    names.refuse_missing(pieces, missing, held)
+    names.refuse_missing(run, missing, held)
     conversion.missing_changes = missing_changes.find_missing_changes(
-        pieces, conversion.cells_left_out, held
+        run, conversion.cells_left_out, held
     )
-    conversion.spmd = spmd.spmd_reason(pieces)
+    conversion.spmd = spmd.spmd_reason(run)
 
 
 def prepare_for_export(conversion: Conversion) -> None:
     """Determine what an exported script needs on another machine, and add its preparation code."""
     if not conversion.export:
         return
-    pieces = [names.RunCell(cell.metadata.number, cell.source) for cell in conversion.code]
+    pieces = conversion.run.cells
     omissions = [omission for _, omission in conversion.omissions]
     uses = export_.uses_of_tpunb(pieces)
-    conversion.requirements += find_requirements(pieces, omissions, conversion.files.folders)
+    conversion.requirements += find_requirements(
+        conversion.run, omissions, conversion.files.folders
+    )
     conversion.requirements += uses.beyond
     spmd = conversion.spmd is not None
     place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])

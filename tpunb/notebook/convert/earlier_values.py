@@ -15,14 +15,11 @@ from typing import NamedTuple
 
 from tpunb.notebook.convert.cells import EditedCell
 from tpunb.notebook.convert.statements import (
-    FunctionOrClass,
-    ImportedNames,
-    bound_names,
     executed,
-    first_name,
     stands_alone,
 )
 from tpunb.notebook.models import EarlierValues, LeftOut
+from tpunb.notebook.scopes import FunctionOrClass, Scopes, bound_names, dotted, first_name
 from tpunb.utils.options import join_lists
 
 _ATTACH = re.compile(r"^(?P<indent>\s*)(?:(?P<name>\w+)\s*=\s*)?%tpu_attach\b")
@@ -143,7 +140,7 @@ def is_train_cell(source: str) -> bool:
 
 
 def leave_out_run_folder_reads(
-    cell: EditedCell, tree: ast.Module, imports: ImportedNames, runs: set[str], lost: set[str]
+    cell: EditedCell, tree: ast.Module, scopes: Scopes, runs: set[str], lost: set[str]
 ) -> None:
     """Leave out statements that only display, or assign, contents of a run folder.
 
@@ -155,7 +152,7 @@ def leave_out_run_folder_reads(
         if isinstance(node, FunctionOrClass):
             continue
         parts = list(executed(node))
-        used = next(filter(None, (_in_folder(part, imports, runs) for part in parts)), None)
+        used = next(filter(None, (_in_folder(part, scopes, runs) for part in parts)), None)
         if used is None and not any(isinstance(p, ast.Name) and p.id in lost for p in parts):
             continue
         shows = isinstance(node, ast.Expr) and first_name(node.value, calls=True) in {
@@ -185,14 +182,16 @@ class RunFolderError(Exception):
         self.line = line
 
 
-def _in_folder(node: ast.AST, imports: ImportedNames, runs: set[str]) -> str | None:
+def _in_folder(node: ast.AST, scopes: Scopes, runs: set[str]) -> str | None:
     """Return the name of an attribute that is read from a run folder; None for other nodes."""
     if not isinstance(node, ast.Attribute) or node.attr in (*KNOWN, "raise_for_failure"):
         return None
     value = node.value
     if isinstance(value, ast.Attribute) and value.attr == "result":
         value = value.value
-    whose = imports.dotted(value)
+    whose = dotted(value)
+    if whose not in runs:
+        whose = scopes.written(value)
     return f"{whose}.{node.attr}" if whose in {"tpunb.last_run", *runs} else None
 
 

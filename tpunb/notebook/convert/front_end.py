@@ -15,6 +15,7 @@ from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
+from tpunb.notebook.scopes import ParsedCell, Scopes, imported, scopes_of
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
@@ -45,9 +46,7 @@ class FrontEnd:
     """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self.dotted = statements.ImportedNames(trees).dotted
-        own = any("input" in statements.bound_anywhere(tree) for tree in trees)
-        self._asking = ASKING - {"input"} if own else ASKING
+        self._scopes = Scopes(ParsedCell(at, tree) for at, tree in enumerate(trees))
         nodes = [node for tree in trees for node in ast.walk(tree)]
         dropped = {id(call.node) for tree in trees for call in self._calls(tree)}
         inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}
@@ -70,19 +69,25 @@ class FrontEnd:
         """Raise ConversionError for a remaining call that is certain to run."""
         if not mentions_front_end(source):
             return
-        for node in statements.unconditional(statements.parse_cell(source, number)):
-            if isinstance(node, ast.Call) and self.asks(node):
+        for site in scopes_of(statements.parse_cell(source, number)).calls:
+            node = site.node
+            if isinstance(node, ast.Call) and site.ends_cell() and self.asks(node):
                 what = f"{ast.unparse(node.func)}() cannot ask the user in a run"
                 line = source.split("\n")[node.lineno - 1]
                 reason = f"{what}: {_ASSIGN}, {statements.SKIP}"
                 raise ConversionError(reason, number, node.lineno, line)
+
+    def dotted(self, node: ast.AST) -> str:
+        """Full name of a called function: 'google.colab.drive.mount'; '' if unknown."""
+        scopes = self._scopes
+        return scopes.full(node, scopes.scopes.get(node, scopes.globals))
 
     def asks(self, node: ast.AST | None) -> bool:
         """True for a call that needs the front end or the user."""
         if not isinstance(node, ast.Call):
             return False
         name = self.dotted(node.func)
-        return name in self._asking or _is_front_end(name)
+        return name in ASKING or _is_front_end(name)
 
     def _calls(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
         for node in ast.walk(tree):
@@ -111,7 +116,7 @@ class FrontEnd:
             for part in ast.walk(node)
         }
         for node in ast.walk(tree):
-            names = list(_imported(node))
+            names = list(imported(node))
             if not isinstance(node, ast.Import | ast.ImportFrom) or id(node) in tried:
                 continue  # an import in a `try` tests whether this is Colab
             if len(names) == len(node.names) and all(
@@ -134,14 +139,3 @@ class FrontEnd:
 def _is_front_end(name: str) -> bool:
     """True for a module of google.colab that communicates with the front end, or a name in it."""
     return name.startswith(f"{COLAB}.") and name.split(".")[2] in MODULES
-
-
-def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the name in the cell and the full name of each imported object."""
-    if isinstance(node, ast.Import):
-        for alias in node.names:
-            top = alias.name.partition(".")[0]
-            yield alias.asname or top, alias.name if alias.asname else top
-    elif isinstance(node, ast.ImportFrom) and not node.level:
-        for alias in node.names:
-            yield alias.asname or alias.name, f"{node.module}.{alias.name}"

@@ -14,6 +14,7 @@ from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Omission
+from tpunb.notebook.scopes import scopes_of
 
 
 @dataclass
@@ -92,8 +93,8 @@ class IncludedFiles:
             cell = EditedCell(list(plain.lines), list(plain.left_out))
             try:
                 tree = statements.parse_cell("\n".join(cell.lines), 0)
-                imports = statements.ImportedNames([tree])
-                written = statements.rewrite_awaits("\n".join(cell.lines), tree, imports)
+                names = scopes_of(tree)
+                written = statements.rewrite_awaits("\n".join(cell.lines), tree, names)
                 if written != "\n".join(cell.lines):
                     self.helpers.add(statements.AWAIT_HELPER)
                     cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)

@@ -11,20 +11,24 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpunb.notebook.convert.cells import plain_python
+from tpunb.notebook.convert.cells import parse_body, plain_python
 from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.missing_changes import changed_names
 from tpunb.notebook.convert.statements import (
-    FunctionOrClass,
-    ImportedNames,
-    bound_names,
     executed,
     parse_cell,
 )
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Snapshot
-
-LAUNCH = "tpunb.launch"
+from tpunb.notebook.scopes import (
+    TPUNB_LAUNCH,
+    FunctionOrClass,
+    ParsedCell,
+    Scopes,
+    bound_names,
+    changed_names,
+    first_name,
+    scopes_of,
+)
 
 
 def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
@@ -66,8 +70,8 @@ def _split(cell: Cell, line: int) -> tuple[str, str]:
     if not holding:  # the line belongs to a magic whose body is not Python
         return "", source
     # If several share a line, as in `import tpunb; tpunb.launch(train)`, the first that launches.
-    imports = ImportedNames([tree])
-    node = next((n for n in holding if _calls_launch(n, imports)), holding[-1])
+    names = scopes_of(tree)
+    node = next((n for n in holding if _calls_launch(n, names)), holding[-1])
     # Lines above keep their original text, which may contain magics; statements on the same line
     # before the call are taken from the plain Python.
     lines, row = source.split("\n"), _first_line(node) - 1
@@ -81,21 +85,21 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(part.lineno for part in decorators)])
 
 
-def _calls_launch(node: ast.AST, imports: ImportedNames) -> bool:
+def _calls_launch(node: ast.AST, names: Scopes) -> bool:
     return any(
-        isinstance(part, ast.Call) and imports.dotted(part.func) == LAUNCH
+        isinstance(part, ast.Call) and names.written(part.func) == TPUNB_LAUNCH
         for part in ast.walk(node)
     )
 
 
-def replace_launch(source: str, tree: ast.Module, imports: ImportedNames, by: str) -> str:
+def replace_launch(source: str, tree: ast.Module, names: Scopes, by: str) -> str:
     """Replace `tpunb.launch` by another function in a cell."""
     uses = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Name | ast.Attribute)
         and isinstance(node.ctx, ast.Load)
-        and imports.dotted(node) == LAUNCH
+        and names.written(node) == TPUNB_LAUNCH
         and node.lineno == node.end_lineno
     ]
     lines = [line.encode() for line in source.split("\n")]  # columns count bytes of UTF-8
@@ -114,7 +118,7 @@ class Launching:
     """Finds a notebook's functions, classes and objects that call `tpunb.launch`."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
-        self._imports = ImportedNames(trees)
+        self._scopes = Scopes(ParsedCell(at, tree) for at, tree in enumerate(trees))
         self._names: set[str] = set()
         self._classes: set[str] = set()
         statements = [node for tree in trees for node in tree.body]
@@ -150,7 +154,7 @@ class Launching:
             return False
         if isinstance(node.func, ast.Name) and node.func.id in self._classes:
             return False  # only its methods start runs
-        if self._imports.dotted(node.func) in ("functools.partial", "partial"):
+        if self._scopes.written(node.func) in ("functools.partial", "partial"):
             return False
         return self._means(node.func) or any(
             self._refers(argument) for argument in (*node.args, *(w.value for w in node.keywords))
@@ -158,18 +162,17 @@ class Launching:
 
     def _means(self, node: ast.expr) -> bool:
         """True if the called object is `tpunb.launch`, or belongs to an object that calls it."""
-        if self._imports.dotted(node) == LAUNCH:
-            return True
-        while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-            node = node.func if isinstance(node, ast.Call) else node.value
-        return isinstance(node, ast.Name) and node.id in self._names
+        return self._is_launch(node) or first_name(node, calls=True) in self._names
+
+    def _is_launch(self, node: ast.expr) -> bool:
+        return self._scopes.written(node) == TPUNB_LAUNCH
 
     def _refers(self, node: ast.AST) -> bool:
         """True if code mentions `tpunb.launch`, or a name whose code calls it."""
         return any(
             isinstance(part, ast.Name | ast.Attribute)
             and isinstance(part.ctx, ast.Load)
-            and (self._imports.dotted(part) == LAUNCH or getattr(part, "id", "") in self._names)
+            and (getattr(part, "id", "") in self._names or self._is_launch(part))
             for part in ast.walk(node)
         )
 
@@ -178,9 +181,6 @@ def names_of_launches(source: str) -> set[str]:
     """Return the names that a cell's statements with a call of `tpunb.launch` assign or change."""
     if not mentions_launch(source):
         return set()
-    try:
-        tree = ast.parse("\n".join(plain_python(source).lines))
-    except (NotPythonError, SyntaxError, ValueError):
-        return set()
-    found = [changed_names(ast.unparse(node)) for node in Launching([tree]).statements(tree)]
-    return set().union(*found)
+    tree, _ = parse_body(source)
+    starting = Launching([tree]).statements(tree)
+    return set().union(*(changed_names(ast.Module([node], [])) for node in starting))

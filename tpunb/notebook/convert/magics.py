@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Sequence
 
 from tpunb.notebook.convert import syntax
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.models import LeftOut
+from tpunb.notebook.scopes import bound_names
 
 # Options are in getopt's notation (IPython.core.magics.execution, 7.34 to 9.18).
 TIMED = {"time": "", "timeit": "n:r:tcp:qov:", "prun": "D:l:rs:T:q"}

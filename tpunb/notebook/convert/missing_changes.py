@@ -8,53 +8,44 @@ when a run begins (`tpunb.kernel.changes`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 
-from tpunb.notebook.convert.cells import plain_python
-from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.names import LeftOutCell, RunCell, missing_returns
-from tpunb.notebook.convert.statements import (
-    Function,
-    FunctionOrClass,
-    bindings,
-    bound_names,
-    executed,
-    first_name,
-    parameters,
-)
+from tpunb.notebook import scopes
+from tpunb.notebook.convert.cells import parse_body
+from tpunb.notebook.convert.names import LeftOutCell, Run, missing_returns
 from tpunb.notebook.models import Absent, LeftOut, MissingChange
-
-IN_PLACE = {
-    *("load_state_dict", "load_weights", "append", "extend", "insert", "remove", "pop", "popitem"),
-    *("clear", "update", "setdefault", "add", "discard", "sort", "reverse", "fit", "partial_fit"),
-    *("register_buffer", "register_parameter", "add_module", "set_params", "merge_"),
-}
-"""Methods that change their object, in addition to those that end with `_`, as torch's do."""
+from tpunb.notebook.scopes import (
+    DefinedFunction,
+    Frame,
+    FunctionOrClass,
+    ParsedCell,
+    Scopes,
+    Site,
+    first_name,
+)
 
 
 def find_missing_changes(
-    pieces: Sequence[RunCell], left_out: Iterable[LeftOutCell], held: Container[str] = ()
+    run: Run, left_out: Iterable[LeftOutCell], held: Container[str] = ()
 ) -> list[MissingChange]:
     """Return one entry for each name and cell, in the order of the cells.
 
-    `pieces` end with the train cell, which gets the names in `held` from the kernel.
+    The last cell of the run is the train cell, which gets the names in `held` from the kernel.
     """
     gaps = [(cell, gone) for cell in left_out if (gone := dict(_gone(cell)))]
-    if not gaps or not pieces:
+    if not gaps or not run.cells:
         return []
-    trees = [ast.parse(piece.source) for piece in pieces]
-    reads = _Reads(trees)
+    cells = run.scopes.cells
+    reads = _Reads(run.scopes)
     found = []
     for cell, gone in sorted(gaps, key=lambda gap: gap[0].place):
-        below = sum(piece.place < cell.place for piece in pieces)
-        above = set().union(*map(bound_names, trees[:below]))
+        below = sum(piece.index < cell.place for piece in cells)
+        above = set().union(*map(run.scopes.bound, cells[:below]))
         for name in sorted(gone.keys() & above):
             reader = reads.first(name, below)
-            if reader is not None:
-                last = reader == len(pieces) - 1
-                if last and name in held:
-                    continue
-                who = "the train cell" if last else f"cell [{pieces[reader].number}]"
+            last = reader is cells[-1]
+            if reader is not None and not (last and name in held):
+                who = "the train cell" if last else f"cell [{reader.number}]"
                 found.append(MissingChange(name, cell.label, who, gone[name]))
     return found
 
@@ -67,100 +58,62 @@ def _gone(cell: LeftOutCell) -> Iterator[tuple[str, Absent | None]]:
 
 
 def changed_names(source: str) -> set[str]:
-    """Return names that a cell assigns, or whose objects it changes; none if it is invalid.
-
-    Imports do not count, because importing again gives the same object.
-    """
-    try:
-        lines = source.split("\n")
-        plain = plain_python("\n".join("" if x.startswith("%%tpu_") else x for x in lines))
-        tree = ast.parse("\n".join(plain.lines))
-    except (NotPythonError, SyntaxError, ValueError, MemoryError, RecursionError):
-        return set()
-    bound = bindings(tree.body)
-    imported = {
-        alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    names = (bound.names | bound.changed) - imported
-    for node in executed(tree):
-        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            names.add(first_name(node))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            method = node.func.attr
-            own = not method.startswith("_") and method.endswith("_")
-            if own or method in IN_PLACE or _in_place_argument(node):
-                names.add(first_name(node.func))
-    return {name for name in names if name and not name.startswith("_")}
-
-
-def _in_place_argument(call: ast.Call) -> bool:
-    """True if a call has `inplace=True`, an option of pandas."""
-    return any(
-        word.arg == "inplace" and isinstance(word.value, ast.Constant) and word.value.value is True
-        for word in call.keywords
-    )
+    """Return names that a cell assigns, or whose objects it changes; none if it is invalid."""
+    return scopes.changed_names(parse_body(source)[0])
 
 
 class _Reads:
     """Finds the names that each cell reads, directly or through functions that it mentions."""
 
-    def __init__(self, trees: Sequence[ast.Module]) -> None:
-        self._trees = trees
-        self._functions: dict[str, set[str]] = {}
-        for tree in trees:
-            for node in tree.body:
-                if isinstance(node, FunctionOrClass):
-                    self._functions[node.name] = _free(node)
+    def __init__(self, names: Scopes) -> None:
+        self._names = names
+        self._now: dict[ParsedCell, list[Site]] = {}
+        self._later: dict[str, set[str]] = {}
+        """The names that each function and each class at the top level reads."""
+        owners: list[ParsedCell | DefinedFunction] = [*names.cells, *names.functions]
+        for site in (site for owner in owners for site in names.reads(owner)):
+            definition = _definition(site.frame)
+            if definition:
+                self._later.setdefault(definition, set()).add(first_name(site.node))
+            else:
+                self._now.setdefault(site.cell, []).append(site)
 
-    def first(self, name: str, begin: int) -> int | None:
-        """Return the first tree from `begin` on that reads a name before it is bound again."""
-        for index in range(begin, len(self._trees)):
-            if self._reads(self._trees[index], name):
-                return index
-            if name in bound_names(self._trees[index]):
+    def first(self, name: str, begin: int) -> ParsedCell | None:
+        """Return the first cell from `begin` on that reads a name before it is bound again."""
+        for cell in self._names.cells[begin:]:
+            bound = [
+                _statement(one.node, cell)
+                for one in self._names.globals.bindings.get(name, ())
+                if one.frame.cell is cell and not one.changes
+            ]
+            first = min(bound, default=len(cell.tree.body))
+            for site in self._now.get(cell, ()):
+                before = _statement(site.node, cell) <= first
+                if before and name in self._with_functions(first_name(site.node)):
+                    return cell
+            if bound:
                 return None
         return None
 
-    def _reads(self, tree: ast.Module, name: str) -> bool:
-        bound = set[str]()
-        for statement in tree.body:
-            read = _loads(statement) if not isinstance(statement, FunctionOrClass) else set()
-            if name in self._with_functions(read) - bound:
-                return True
-            bound |= bound_names(ast.Module(body=[statement], type_ignores=[]))
-        return False
-
-    def _with_functions(self, names: set[str]) -> set[str]:
+    def _with_functions(self, name: str) -> set[str]:
         every: set[str] = set()
-        todo = set(names)
+        todo = {name}
         while todo:
             every |= todo
-            todo = set().union(*(self._functions.get(name, set()) for name in todo)) - every
+            todo = set().union(*(self._later.get(each, set()) for each in todo)) - every
         return every
 
 
-def _loads(node: ast.AST) -> set[str]:
-    """Return names that a statement reads when it runs; `x += 1` reads x as well."""
-    nodes = [node, *executed(node)]
-    names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    for part in nodes:
-        if isinstance(part, ast.Lambda):
-            names |= _free(part)
-        elif isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
-            names.add(part.target.id)
-    return names
+def _definition(frame: Frame | None) -> str:
+    """The outermost function or class around a node; '' for code that runs with its cell."""
+    name = ""
+    while frame is not None:
+        name = frame.node.name if isinstance(frame.node, FunctionOrClass) else name
+        frame = frame.parent
+    return name
 
 
-def _free(node: ast.AST) -> set[str]:
-    """Return names that a function, or the methods of a class, read from the enclosing scope."""
-    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    if isinstance(node, Function):
-        read -= (bindings(node.body).names | parameters(node)) - _declared(node)
-    return read
-
-
-def _declared(function: ast.AST) -> set[str]:
-    return {n for node in ast.walk(function) if isinstance(node, ast.Global) for n in node.names}
+def _statement(node: ast.AST, cell: ParsedCell) -> int:
+    """The position, among the statements at the top level of a cell, of the one around a node."""
+    at = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+    return sum((part.lineno, part.col_offset) <= at for part in cell.tree.body) - 1

@@ -10,27 +10,31 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import warnings
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from tpunb.notebook.convert.cells import LostName, plain_python
+from tpunb.notebook.convert.cells import LostName, parse_body
 from tpunb.notebook.convert.earlier_values import train_line
-from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.statements import (
-    COMPREHENSIONS,
-    Function,
-    bindings,
-    bound_names,
-    certain_parts,
-    executed,
-    may_leave,
-    parameters,
-)
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Absent, EarlierValues, LeftOut
+from tpunb.notebook.scopes import (
+    CONSTRUCTORS,
+    DefinedFunction,
+    FunctionOrClass,
+    ParsedCell,
+    Scopes,
+    Site,
+    bound_names,
+    dotted,
+    first_name,
+    imported,
+    scopes_of,
+)
 
 _WORD = re.compile(r"[^\W\d]\w*")
 _HISTORY = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh")
@@ -61,6 +65,26 @@ class RunCell(NamedTuple):
     """The cell's index in the snapshot."""
 
 
+class Run:
+    """The cells of a run, in order, which are read when a check first needs it."""
+
+    def __init__(self, cells: Sequence[RunCell]) -> None:
+        self.cells = cells
+        self.sources = [cell.source for cell in cells]
+
+    @cached_property
+    def scopes(self) -> Scopes:
+        """The names of the cells."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+            return Scopes(
+                ParsedCell(
+                    cell.place, ast.parse(cell.source), cell.number, lines=cell.source.split("\n")
+                )
+                for cell in self.cells
+            )
+
+
 @dataclass(frozen=True)
 class MissingName:
     """Where a name is defined in the notebook, and how to make it available to the run."""
@@ -73,25 +97,44 @@ class MissingName:
     """What to do."""
 
 
-def refuse_missing(
-    cells: Sequence[RunCell], missing: Mapping[str, MissingName], held: Container[str] = ()
-) -> None:
+def refuse_missing(run: Run, missing: Mapping[str, MissingName], held: Container[str] = ()) -> None:
     """Raise ConversionError, with cell and line, for the first name that a run cannot have.
 
-    `cells` are those of the run, in order; `missing` are names that are defined elsewhere;
-    `held` are names that the last cell gets from the kernel.
+    `missing` are names that are defined elsewhere; `held` are names that the last cell gets from
+    the kernel.
     """
-    words = [set(_WORD.findall(cell.source)) for cell in cells]
+    words = [set(_WORD.findall(source)) for source in run.sources]
     every = set().union(*words)
-    if defines_unseen([cell.source for cell in cells]):
+    if defines_unseen(run.sources):
         missing = {}
     wanted = {name for name in every if name in missing or _HISTORY.fullmatch(name)}
     wanted -= set(dir(builtins))
-    shown = "ipywidgets" in every
-    suspects = [c for c, own in zip(cells, words, strict=True) if shown or wanted & own]
-    if not any(_reads_any(ast.parse(cell.source), wanted) or shown for cell in suspects):
+    # Most cells with such a word only bind it (`for _ in range(3)`) or have it in a string.
+    suspects = (source for source, own in zip(run.sources, words, strict=True) if own & wanted)
+    if "ipywidgets" not in every and not any(_reads(source, wanted) for source in suspects):
         return
-    _Run([(cell, ast.parse(cell.source)) for cell in cells]).refuse(wanted, missing, held)
+    scopes = run.scopes
+    chosen = chosen_widgets(scopes) if "ipywidgets" in every else {}
+    everywhere = set().union(*map(scopes.bound, scopes.cells))
+    before: set[str] = set()
+    for cell in scopes.cells:
+        before |= scopes.bound(cell)
+        for site in _certain_reads(scopes, cell, wanted | chosen.keys()):
+            # A function may need a name that a cell below its own defines.
+            known = before if site.cell is cell else everywhere
+            reason, node = None, site.node
+            if isinstance(node, ast.Attribute):
+                reason = _choice(node, chosen)
+            elif isinstance(node, ast.Name) and node.id in wanted - known:
+                given = node.id in held and cell is scopes.cells[-1]
+                reason = None if given else _reason(node.id, missing)
+            if reason is not None:
+                line = site.cell.lines[site.line - 1]
+                raise ConversionError(reason, site.cell.number, site.line, line)
+
+
+def _reads(source: str, names: Iterable[str]) -> bool:
+    return any(map(scopes_of(ast.parse(source)).loads, names))
 
 
 def defines_unseen(sources: Sequence[str]) -> bool:
@@ -101,91 +144,50 @@ def defines_unseen(sources: Sequence[str]) -> bool:
     )
 
 
-def _reads_any(tree: ast.Module, names: set[str]) -> bool:
-    reading = {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)
-    }
-    changed = (node.target for node in ast.walk(tree) if isinstance(node, ast.AugAssign))
-    reading |= {target.id for target in changed if isinstance(target, ast.Name)}
-    return bool(reading & names)
+def _certain_reads(scopes: Scopes, cell: ParsedCell, names: Collection[str]) -> Iterator[Site]:
+    """Yield the global names that a cell certainly reads, with attributes of these names, in
+    source order; then those that functions read whose names it reads, and so on.
+
+    Bodies of loops are assumed to run, and functions that are mentioned to be called.
+    """
+    entered: set[str] = set()
+    todo: list[ParsedCell | DefinedFunction] = [cell]
+    while todo:
+        for site in scopes.reads(todo.pop(0)):
+            if not site.fails():
+                continue
+            name = first_name(site.node)
+            if name in names:
+                yield site
+            if name not in entered:
+                entered.add(name)
+                todo += _run_by(scopes, name)
 
 
-class _Run:
-    """The cells of a run, and the functions that they define."""
-
-    def __init__(self, cells: list[tuple[RunCell, ast.Module]]) -> None:
-        self.cells = cells
-        self.functions: dict[str, tuple[RunCell, list[Function]]] = {}
-        for cell, tree in cells:
-            for node in tree.body:
-                if isinstance(node, Function):
-                    self.functions[node.name] = (cell, [node])
-                elif isinstance(node, ast.ClassDef):
-                    inits = [f for f in node.body if isinstance(f, Function) and _at_once(f)]
-                    self.functions[node.name] = (cell, inits)
-
-    def refuse(
-        self, wanted: set[str], missing: Mapping[str, MissingName], held: Container[str]
-    ) -> None:
-        bound = [b.names | b.globals for b in (bindings(tree.body) for _, tree in self.cells)]
-        everywhere = set().union(*bound)
-        counted = Counter(name for names in bound for name in names)
-        trees = [tree for _, tree in self.cells]
-        chosen = {name: kind for name, kind in chosen_widgets(trees).items() if counted[name] == 1}
-        before: set[str] = set()
-        for (cell, tree), own in zip(self.cells, bound, strict=True):
-            before |= own
-            for place, node in self._reached(cell, tree):
-                # A function may need a name that a cell below its own defines.
-                known = before if place is cell else everywhere
-                given = isinstance(node, ast.Name) and node.id in held
-                if given and cell is self.cells[-1][0]:
-                    continue
-                _check(place, node, wanted, known, missing, chosen)
-
-    def _reached(self, cell: RunCell, tree: ast.Module) -> Iterator[tuple[RunCell, ast.expr]]:
-        """Yield the reads of a cell and, recursively, of the functions that it mentions."""
-        entered: set[str] = set()
-        todo = [(cell, node) for node in certain_reads(tree.body)]
-        while todo:
-            place, node = todo.pop(0)
-            yield place, node
-            if isinstance(node, ast.Name) and node.id not in entered and node.id in self.functions:
-                entered.add(node.id)
-                home, functions = self.functions[node.id]
-                todo += [(home, read) for f in functions for read in reads_of_function(f)]
+def _run_by(scopes: Scopes, name: str) -> list[DefinedFunction]:
+    """The function with a name at the top level of a cell, or what makes an object of that class;
+    of several with the name, the last.
+    """
+    bindings = scopes.globals.bindings.get(name, ())
+    defined = [one.node for one in bindings if isinstance(one.frame.node, ast.Module)]
+    last = next((node for node in reversed(defined) if isinstance(node, FunctionOrClass)), None)
+    if isinstance(last, ast.ClassDef):
+        makers = (f for maker in CONSTRUCTORS for f in scopes.by_name.get(maker, ()))
+        return [f for f in makers if f.outer.node is last]
+    return [f for f in scopes.by_name.get(name, ()) if f.node is last]
 
 
-def _at_once(method: Function) -> bool:
-    """True if a method runs when an object of its class is created."""
-    return method.name in ("__init__", "__new__", "__post_init__")
-
-
-def _check(
-    cell: RunCell,
-    node: ast.expr,
-    wanted: set[str],
-    known: set[str],
-    missing: Mapping[str, MissingName],
-    chosen: Mapping[str, str],
-) -> None:
-    reason = None
-    if isinstance(node, ast.Attribute):
-        whose = node.value.id if isinstance(node.value, ast.Name) else ""
-        if whose in chosen and node.attr in WIDGET_VALUES:
-            reason = (
-                f"`{whose}.{node.attr}` is a value chosen in the notebook, and a run has a new "
-                f"{chosen[whose]} with its initial value: assign the value itself, or put it "
-                "into os.environ in a cell tagged tpu-skip, since a run has the kernel's "
-                "environment"
-            )
-    elif isinstance(node, ast.Name) and node.id in wanted and node.id not in known:
-        reason = _reason(node.id, missing)
-    if reason is not None:
-        line = cell.source.split("\n")[node.lineno - 1]
-        raise ConversionError(reason, cell.number, node.lineno, line)
+def _choice(node: ast.Attribute, chosen: Mapping[str, str]) -> str | None:
+    """Why a run cannot have an attribute of a widget; None for other attributes."""
+    whose = node.value.id if isinstance(node.value, ast.Name) else ""
+    if whose not in chosen or node.attr not in WIDGET_VALUES:
+        return None
+    return (
+        f"`{whose}.{node.attr}` is a value chosen in the notebook, and a run has a new "
+        f"{chosen[whose]} with its initial value: assign the value itself, or put it "
+        "into os.environ in a cell tagged tpu-skip, since a run has the kernel's "
+        "environment"
+    )
 
 
 def _reason(name: str, missing: Mapping[str, MissingName]) -> str:
@@ -198,95 +200,6 @@ def _reason(name: str, missing: Mapping[str, MissingName]) -> str:
     )
 
 
-Hidden = frozenset[str]
-"""Local names of the enclosing functions, classes and comprehensions."""
-
-
-def certain_reads(body: Sequence[ast.stmt], hidden: Hidden = frozenset()) -> Iterator[ast.expr]:
-    """Yield names that are certainly read, and attributes of names, in source order.
-
-    Bodies of loops are assumed to run; branches, code whose errors are handled, and statements
-    below a possible exit are not. Bodies of functions only run when they are called.
-    """
-    for statement in body:
-        yield from _reads(statement, hidden)
-        if may_leave(statement, ast.Return, ast.Raise):
-            return  # the statements below may not be reached
-
-
-def reads_of_function(function: Function) -> Iterator[ast.expr]:
-    """Yield the same for a call of a module-level function."""
-    bound = bindings(function.body)
-    own = (parameters(function) | bound.names | bound.changed | bound.outer) - _declared(function)
-    yield from certain_reads(function.body, frozenset(own))
-
-
-def _declared(function: Function) -> set[str]:
-    return {
-        name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names
-    }
-
-
-def _reads(node: ast.AST, hidden: Hidden) -> Iterator[ast.expr]:
-    if isinstance(node, ast.Name):
-        if isinstance(node.ctx, ast.Load) and node.id not in hidden:
-            yield node
-    elif isinstance(node, ast.Attribute):
-        yield from _reads(node.value, hidden)
-        if isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name):
-            yield from () if node.value.id in hidden else (node,)
-    elif isinstance(node, COMPREHENSIONS):
-        yield from _comprehension_reads(node, hidden)
-    elif isinstance(node, ast.ClassDef):
-        for part in (*node.decorator_list, *node.bases, *node.keywords):
-            yield from _reads(part, hidden)
-        yield from certain_reads(node.body, hidden | bindings(node.body).names)
-    elif isinstance(node, ast.With | ast.AsyncWith):
-        for item in node.items:
-            yield from _reads(item, hidden)
-        if not any("suppress" in ast.unparse(item.context_expr) for item in node.items):
-            yield from certain_reads(node.body, hidden)
-    elif isinstance(node, ast.For | ast.AsyncFor):
-        yield from _reads(node.iter, hidden)
-        yield from certain_reads(node.body, hidden)
-    elif isinstance(node, ast.While):
-        yield from _reads(node.test, hidden)
-        yield from certain_reads(node.body, hidden)
-    elif isinstance(node, ast.AugAssign):
-        if isinstance(node.target, ast.Name) and node.target.id not in hidden:
-            yield node.target
-        yield from _reads(node.value, hidden)
-    else:
-        for each in _parts(node):
-            if isinstance(each, list):
-                yield from certain_reads(each, hidden)
-            else:
-                yield from _reads(each, hidden)
-
-
-def _comprehension_reads(node: ast.AST, hidden: Hidden) -> Iterator[ast.expr]:
-    assert isinstance(node, COMPREHENSIONS)
-    first = node.generators[0]
-    yield from _reads(first.iter, hidden)
-    inner = hidden | bindings([loop.target for loop in node.generators]).names
-    for loop in node.generators:
-        if loop is not first:
-            yield from _reads(loop.iter, inner)
-        if loop.ifs:
-            yield from _reads(loop.ifs[0], inner)
-            return
-    values = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-    for value in values:
-        yield from _reads(value, inner)
-
-
-def _parts(node: ast.AST) -> Sequence[ast.AST | list[ast.stmt]]:
-    """Return the parts of any other node that are certain to run with it."""
-    if isinstance(node, ast.Try) or type(node).__name__ == "TryStar":  # new in Python 3.11
-        return [*([] if node.handlers else node.body), *node.finalbody]  # type: ignore[attr-defined]
-    return certain_parts(node)
-
-
 WIDGET_VALUES = ("value", "result", "kwargs", "index", "label", "selected_index")
 """Attributes of widgets that contain the chosen value."""
 
@@ -296,49 +209,23 @@ _ONLY_SHOW = (
 )
 
 
-def chosen_widgets(trees: Sequence[ast.Module]) -> dict[str, str]:
+def chosen_widgets(scopes: Scopes) -> dict[str, str]:
     """Return the names and classes of ipywidgets (7.7 to 8.1) whose values the user chooses.
 
-    Widgets whose values are set by the cells themselves are excluded.
+    Widgets that several cells make, and those whose values the cells set, are excluded.
     """
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    modules, classes = _ipywidgets_names(nodes)
     widgets: dict[str, str] = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            kind = _widget_kind(node.value.func, modules, classes)
-            if kind and kind not in _ONLY_SHOW:
-                targets = [target for target in node.targets if isinstance(target, ast.Name)]
+    for site in scopes.assigns:
+        if isinstance(site.node, ast.Assign) and isinstance(site.node.value, ast.Call):
+            package, _, kind = scopes.full(site.node.value.func, site.scope).rpartition(".")
+            if package in ("ipywidgets", "ipywidgets.widgets") and kind not in _ONLY_SHOW:
+                targets = [target for target in site.node.targets if isinstance(target, ast.Name)]
                 widgets |= {target.id: kind for target in targets}
-    for node in nodes:
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
-            continue
-        if isinstance(node.ctx, ast.Store) and node.attr in WIDGET_VALUES:
-            widgets.pop(node.value.id, None)
-    return widgets
-
-
-def _ipywidgets_names(nodes: Sequence[ast.AST]) -> tuple[set[str], dict[str, str]]:
-    modules: set[str] = set()
-    classes: dict[str, str] = {}
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules |= {a.asname or a.name for a in node.names if a.name == "ipywidgets"}
-        elif isinstance(node, ast.ImportFrom) and node.module == "ipywidgets":
-            for alias in node.names:
-                if alias.name == "widgets":
-                    modules.add(alias.asname or alias.name)
-                else:
-                    classes[alias.asname or alias.name] = alias.name
-    return modules, classes
-
-
-def _widget_kind(maker: ast.expr, modules: set[str], classes: dict[str, str]) -> str | None:
-    if isinstance(maker, ast.Name):
-        return classes.get(maker.id)
-    if isinstance(maker, ast.Attribute) and isinstance(maker.value, ast.Name):
-        return maker.attr if maker.value.id in modules else None
-    return None
+    for site in scopes.attributes(*WIDGET_VALUES):
+        if isinstance(site.node, ast.Attribute) and isinstance(site.node.ctx, ast.Store):
+            widgets.pop(dotted(site.node.value), None)
+    makers = Counter(name for cell in scopes.cells for name in scopes.bound(cell))
+    return {name: kind for name, kind in widgets.items() if makers[name] == 1}
 
 
 _NOTHING = {
@@ -414,29 +301,14 @@ def missing_returns(cell: LeftOutCell) -> dict[str, Absent]:
 
 def imported_names(source: str) -> set[str]:
     """Return the names that a cell imports outside functions; none if it is invalid."""
-    lines = source.replace("\r\n", "\n").split("\n")
-    try:
-        cell = plain_python("\n".join("" if x.startswith("%%tpu_") else x for x in lines))
-        tree = ast.parse("\n".join(cell.lines))
-    except (NotPythonError, SyntaxError, ValueError, MemoryError, RecursionError):
-        return set()
-    nodes = executed(tree)
-    return bindings(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)).names
+    sites = scopes_of(parse_body(source)[0]).imports
+    outside = [site.node for site in sites if site.frame.function is None]
+    return {name for node in outside for name, _ in imported(node)}
 
 
 def defined_names(source: str) -> set[str]:
     """Return the names that a cell defines, also with tpunb's magics; none if it is invalid."""
-    names = set()
-    lines = source.replace("\r\n", "\n").split("\n")
-    if any(name.startswith("tpu_") for name in cell_magics(source)):
-        names = set(train_line(source).names)
-        lines = ["" if line.startswith("%%tpu_") else line for line in lines]
-    try:
-        cell = plain_python("\n".join(lines))
-        return (
-            names
-            | {lost.name for lost in cell.lost}
-            | bound_names(ast.parse("\n".join(cell.lines)))
-        )
-    except (NotPythonError, SyntaxError, ValueError, MemoryError, RecursionError):
-        return names
+    tree, lost = parse_body(source)
+    names = bound_names(tree) | {each.name for each in lost}
+    own = any(name.startswith("tpu_") for name in cell_magics(source))
+    return names | set(train_line(source).names) if own else names

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
-from tpunb.notebook.convert.names import RunCell
+from tpunb.notebook.convert.names import Run
 from tpunb.notebook.models import LeftOut, Need, Omission, Requirement
+from tpunb.notebook.scopes import Scopes, dotted, last_part
 
 _READ = ("read", "load", "open", "imread", "from_file", "fromfile", "genfromtxt", "memmap")
 _READ_FOLDER = ("ImageFolder", "DatasetFolder", "listdir", "scandir", "iterdir", "glob", "walk")
@@ -36,19 +37,23 @@ _DISPLAY_ONLY = re.compile(
 
 
 def find_requirements(
-    cells: Sequence[RunCell], omissions: Sequence[Omission], folders: Sequence[str]
+    run: Run, omissions: Sequence[Omission], folders: Sequence[str]
 ) -> list[Requirement]:
     """Return local modules and files that the cells need, and magics whose effect is missing.
 
     `folders` are the folders from which the notebook's relative paths may start.
     """
-    trees = [(cell.number, ast.parse(cell.source)) for cell in cells]
-    machine = _Machine(list(folders), _constants([tree for _, tree in trees]))
-    for _, tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                machine.note_writing(node)
-    found = [need for number, tree in trees for need in _needs(number, tree, machine)]
+    scopes = run.scopes
+    machine = _Machine(list(folders), _constants(scopes))
+    for site in scopes.calls:
+        assert isinstance(site.node, ast.Call)
+        machine.note_writing(site.node)
+    sites = sorted((*scopes.imports, *scopes.calls), key=lambda site: (site.cell.index, site.line))
+    found = [
+        Requirement(site.cell.number, site.line, need, name)
+        for site in sites
+        for need, name in _needs(site.node, machine)
+    ]
     for omission in omissions:
         words = omission.text.split()
         unknown = omission.reason is LeftOut.UNKNOWN_MAGIC
@@ -62,35 +67,29 @@ def find_requirements(
     return sorted(first.values(), key=found.index)
 
 
-def _needs(number: int, tree: ast.Module, machine: _Machine) -> Iterator[Requirement]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom):
-                names = [] if node.level or not node.module else [node.module]
-            for name in names:
-                if machine.is_local_module(name.partition(".")[0]):
-                    yield Requirement(number, node.lineno, Need.MODULE, name)
-        elif isinstance(node, ast.Call):
-            for path in machine.paths_read(node):
-                if machine.is_local_file(path):
-                    yield Requirement(number, node.lineno, Need.FILE, path)
+def _needs(node: ast.AST, machine: _Machine) -> Iterator[tuple[Need, str]]:
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [] if node.level or not node.module else [node.module]
+    elif isinstance(node, ast.Call):
+        paths = filter(machine.is_local_file, machine.paths_read(node))
+        yield from ((Need.FILE, path) for path in paths)
+    for name in names:
+        if machine.is_local_module(name.partition(".")[0]):
+            yield Need.MODULE, name
 
 
-def _constants(trees: Sequence[ast.Module]) -> dict[str, ast.expr]:
+def _constants(scopes: Scopes) -> dict[str, ast.expr]:
     """Return names that are assigned only once, at the top level of a cell, and their values."""
     values: dict[str, ast.expr] = {}
-    again: set[str] = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            again |= {node.id} & values.keys()
-            values.setdefault(node.id, node)
-    for node in (node for tree in trees for node in tree.body):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            if isinstance(target, ast.Name):
-                values[target.id] = node.value
-    return {name: value for name, value in values.items() if name not in again}
+    for site in scopes.assigns:
+        if isinstance(site.node, ast.Assign) and site.frame.parent is None:
+            name = dotted(site.node.targets[0])
+            if len(site.node.targets) == len(scopes.globals.bindings.get(name, ())) == 1:
+                values[name] = site.node.value
+    return values
 
 
 @dataclass
@@ -103,7 +102,7 @@ class _Machine:
     """Paths that cells write, and texts of setup lines."""
 
     def note_writing(self, node: ast.Call) -> None:
-        name = _name(node.func)
+        name = last_part(node.func)
         if name == "append" or name == "insert":
             if ast.unparse(node.func).startswith("sys.path."):
                 start = self.folders[0] if self.folders else "."
@@ -117,7 +116,7 @@ class _Machine:
 
     def paths_read(self, node: ast.Call) -> list[str]:
         """Return the paths that a call reads, as written in the code."""
-        name = _name(node.func)
+        name = last_part(node.func)
         if name in (
             "_tpunb_setup_install",
             "_tpunb_setup_shell",
@@ -160,7 +159,7 @@ class _Machine:
             value = self.constants.get(node.id)
             return None if value is None or isinstance(value, ast.Name) else self.path(value)
         parts: list[ast.expr] = []
-        if isinstance(node, ast.Call) and _name(node.func) in ("Path", "PurePath", "join"):
+        if isinstance(node, ast.Call) and last_part(node.func) in ("Path", "PurePath", "join"):
             parts = node.args
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             parts = [node.left, node.right]
@@ -181,14 +180,8 @@ class _Machine:
         return any(whole.search(text) for text in self.made)
 
 
-def _name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
 def _opens_for_writing(node: ast.Call) -> bool:
-    if _name(node.func) != "open":
+    if last_part(node.func) != "open":
         return False
     modes = [*node.args, *(word.value for word in node.keywords if word.arg == "mode")]
     texts = [mode.value for mode in modes if isinstance(mode, ast.Constant)]

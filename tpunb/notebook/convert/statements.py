@@ -8,14 +8,11 @@ from __future__ import annotations
 import __future__
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from tpunb.notebook.errors import ConversionError
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-FunctionOrClass = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+from tpunb.notebook.scopes import Function, ParsedCell, Scopes, dotted
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
@@ -35,73 +32,6 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
             todo += list(ast.iter_child_nodes(child))[::-1]
 
 
-def may_leave(statement: ast.stmt, *ways: type[ast.stmt]) -> bool:
-    """True if a statement may leave the body that it is in: with `ways`, `break` or `continue`."""
-    if isinstance(statement, FunctionOrClass):
-        return False
-    if not isinstance(statement, ast.For | ast.AsyncFor | ast.While):
-        ways += (ast.Break, ast.Continue)
-    return isinstance(statement, ways) or any(
-        isinstance(node, ways) for node in executed(statement)
-    )
-
-
-def certain_parts(node: ast.AST) -> Sequence[ast.AST | list[ast.stmt]]:
-    """Return the parts of a node that certainly run with it; a block is a list.
-
-    Loops, `with`, `try`, comprehensions and classes are not treated specially.
-    """
-    if isinstance(node, Function):
-        defaults = [part for part in node.args.kw_defaults if part is not None]
-        return [*node.decorator_list, *node.args.defaults, *defaults]
-    if isinstance(node, ast.Lambda):
-        return [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-    if isinstance(node, ast.If):
-        is_main = ast.unparse(node.test) == "__name__ == '__main__'"
-        return [node.test, *([node.body] if is_main else [])]
-    if isinstance(node, ast.IfExp | ast.Assert):
-        return [node.test]
-    if isinstance(node, ast.BoolOp):
-        return node.values[:1]
-    if isinstance(node, ast.Compare):
-        return [node.left, *node.comparators[:1]]
-    if isinstance(node, ast.Match):
-        return [node.subject]
-    if isinstance(node, ast.AnnAssign):
-        return [node.target, *([node.value] if node.value else ())]
-    return list(ast.iter_child_nodes(node))
-
-
-def first_name(node: ast.AST, *, calls: bool = False) -> str:
-    """Return the first name in `a.b[c].d`, with `calls` also in `a.b(c).d`; '' if there is none."""
-    while isinstance(node, ast.Attribute | ast.Subscript) or (calls and isinstance(node, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def unconditional(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield nodes as `executed` does, but not those inside `if`, loops, `try` and similar."""
-    simple = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.With, ast.Return)
-    for statement in tree.body:
-        if isinstance(statement, simple):
-            yield from executed(statement)
-
-
-def bound_anywhere(tree: ast.AST) -> set[str]:
-    """Return all names that are assigned, imported or defined anywhere in a cell."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-    return names
-
-
 def read_anywhere(tree: ast.AST) -> set[str]:
     """Return all names that are read anywhere in a cell."""
     return {
@@ -109,91 +39,6 @@ def read_anywhere(tree: ast.AST) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
-
-
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-@dataclass
-class Bindings:
-    """Names that are bound in one scope."""
-
-    names: set[str] = field(default_factory=set)
-    globals: set[str] = field(default_factory=set)
-    """Declared `global`, in this scope or in a nested function."""
-    changed: set[str] = field(default_factory=set)
-    """Targets of `x += 1`, which makes a name local to a function, but needs an existing value."""
-    outer: set[str] = field(default_factory=set)
-    """Declared `nonlocal`."""
-    stars: bool = False
-    """True if there is an `import *`."""
-
-
-def bindings(nodes: Iterable[ast.AST]) -> Bindings:
-    """Return the names that nodes bind in their own scope, not in nested functions or classes.
-
-    `symtable` is no alternative: since Python 3.12 its tables mix the names of comprehensions with
-    those of the enclosing scope, before 3.12 they do not.
-    """
-    bound = Bindings()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            bound.changed.add(node.target.id)
-            todo.append(node.value)
-            continue
-        _store(node, bound)
-        if isinstance(node, FunctionOrClass):
-            _inside(node, bound)
-            todo += node.decorator_list
-        elif isinstance(node, ast.Lambda):
-            _inside(node, bound)
-        elif isinstance(node, COMPREHENSIONS):
-            # `:=` in a comprehension binds in the enclosing scope.
-            todo += [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
-        else:
-            todo += ast.iter_child_nodes(node)
-    return bound
-
-
-def bound_names(tree: ast.AST) -> set[str]:
-    """Return the names that a cell defines in the notebook, without those of `import *`."""
-    bound = bindings(ast.iter_child_nodes(tree))
-    return bound.names | bound.globals
-
-
-def parameters(function: Function | ast.Lambda) -> set[str]:
-    """Return the names of a function's parameters."""
-    args = function.args
-    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-    return {arg.arg for arg in every if arg is not None}
-
-
-def _inside(node: ast.AST, bound: Bindings) -> None:
-    """Add the names of `global` statements anywhere in a nested scope."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Global):
-            bound.globals.update(part.names)
-
-
-def _store(node: ast.AST, bound: Bindings) -> None:
-    if isinstance(node, ast.Name):
-        if not isinstance(node.ctx, ast.Load):
-            bound.names.add(node.id)
-    elif isinstance(node, FunctionOrClass):
-        bound.names.add(node.name)
-    elif isinstance(node, ast.alias):
-        bound.stars |= node.name == "*"
-        bound.names.add(node.asname or node.name.partition(".")[0])
-    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-        bound.names |= {node.name} if node.name else set()
-    elif isinstance(node, ast.MatchMapping):
-        bound.names |= {node.rest} if node.rest else set()
-    elif isinstance(node, ast.Global):
-        bound.globals.update(node.names)
-    elif isinstance(node, ast.Nonlocal):
-        bound.outer.update(node.names)
 
 
 def first_call_of_run(source: str) -> int | None:
@@ -219,32 +64,6 @@ def first_call_of_run(source: str) -> int | None:
             ):
                 return statement.lineno
     return None
-
-
-class ImportedNames:
-    """Names that are imported anywhere in the given cells."""
-
-    def __init__(self, trees: Iterable[ast.AST]) -> None:
-        self._full: dict[str, str] = {}
-        for node in (node for tree in trees for node in ast.walk(tree)):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    top = alias.name.partition(".")[0]
-                    self._full[alias.asname or top] = alias.name if alias.asname else top
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    self._full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-
-    def dotted(self, node: ast.expr) -> str:
-        """Return the full name of an expression: 'torch_xla.core.xla_model.xla_device' for
-        `xm.xla_device`; '' if it is not a name.
-        """
-        if isinstance(node, ast.Name):
-            return self._full.get(node.id, node.id)
-        if isinstance(node, ast.Attribute):
-            left = self.dotted(node.value)
-            return f"{left}.{node.attr}" if left else ""
-        return ""
 
 
 SKIP = "or tag the cell tpu-skip to leave it out of runs"
@@ -302,28 +121,25 @@ def _located(error: SyntaxError, source: str, number: int, reason: str) -> Conve
     return ConversionError(reason, number, line, lines[line - 1] if line else "")
 
 
-def refuse_ipython_calls(tree: ast.Module, number: int, source: str, known: set[str]) -> None:
-    """Raise ConversionError for uses of `get_ipython()` that are certain to fail in a script.
-
-    `known` are names that the notebook defines itself.
-    """
-    for node in unconditional(tree):
-        reason = None
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            special = node.attr.startswith("__")  # `__class__` is used to identify the shell
-            if (
-                isinstance(function, ast.Name)
-                and function.id == "get_ipython" not in known
-                and not special
-            ):
-                reason = (
-                    f"get_ipython().{node.attr} needs a notebook: there is no IPython in a "
-                    f"run. Write it in Python, {SKIP}"
-                )
-        if reason is not None and isinstance(node, ast.expr):
-            line = source.split("\n")[node.lineno - 1]
-            raise ConversionError(reason, number, node.lineno, line)
+def refuse_ipython_calls(cell: ParsedCell, scopes: Scopes) -> None:
+    """Raise ConversionError for uses of `get_ipython()` that are certain to fail in a script."""
+    for site in scopes.attributes():
+        node = site.node
+        assert isinstance(node, ast.Attribute)
+        special = node.attr.startswith("__")  # `__class__` is used to identify the shell
+        if (
+            site.cell is cell
+            and isinstance(node.value, ast.Call)
+            and dotted(node.value.func) == "get_ipython"
+            and site.scope.find("get_ipython") is None
+            and not special
+            and site.ends_cell()
+        ):
+            reason = (
+                f"get_ipython().{node.attr} needs a notebook: there is no IPython in a "
+                f"run. Write it in Python, {SKIP}"
+            )
+            raise ConversionError(reason, cell.number, node.lineno, cell.lines[node.lineno - 1])
 
 
 Hoisted = ast.ImportFrom | ast.Global
@@ -403,7 +219,7 @@ TASK_WORDS = ("create_task", "ensure_future", "asyncio.gather")
 """Cells without these words do not call them."""
 
 
-def rewrite_awaits(source: str, tree: ast.Module, imports: ImportedNames) -> str:
+def rewrite_awaits(source: str, tree: ast.Module, names: Scopes) -> str:
     """Replace `await` outside functions, which a script does not allow, by `_tpunb_await`.
 
     It becomes `_tpunb_await(lambda: …)` in place. The lambda is called while the script's own
@@ -434,7 +250,8 @@ def rewrite_awaits(source: str, tree: ast.Module, imports: ImportedNames) -> str
         if not isinstance(call, ast.Call) or call in in_loop or not call.args:
             continue
         function = call.func
-        if imports.dotted(function) in TASK_FUNCTIONS and function.end_lineno is not None:
+        name = names.full_or_written(function, names.globals)
+        if name in TASK_FUNCTIONS and function.end_lineno is not None:
             bracket = lines[function.end_lineno - 1].find(b"(", function.end_col_offset)
             if bracket >= 0:
                 marks.append((function.lineno, function.col_offset, f"{TASK_HELPER}(", 0))

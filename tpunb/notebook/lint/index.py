@@ -9,36 +9,25 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpunb.notebook.lint.frameworks import ACCELERATE, FRAMEWORKS, PACKAGES, Framework
-from tpunb.notebook.lint.names import (
-    NameTable,
+from tpunb.notebook.lint.names import NameTable, call, compared, literal
+from tpunb.notebook.scopes import (
+    DEVICES,
+    LAUNCHERS,
+    LOOPS,
+    TPUNB_LAUNCH,
+    DefinedFunction,
+    Frame,
+    ParsedCell,
+    Scopes,
+    Site,
     argument,
-    call,
-    compared,
     dotted,
     last_part,
-    literal,
 )
-from tpunb.notebook.lint.walk import LOOPS, DefinedFunction, Frame, ParsedCell, Site, Sites
+from tpunb.notebook.scopes import (
+    XM as XM,
+)
 
-XM = "torch_xla.core.xla_model"
-TPUNB_LAUNCH = "tpunb.launch"
-LAUNCHERS = {
-    TPUNB_LAUNCH,
-    "torch_xla.launch",
-    "torch_xla.distributed.xla_multiprocessing.spawn",
-    "accelerate.notebook_launcher",
-    "accelerate.launchers.notebook_launcher",
-}
-DEVICES = {
-    "torch_xla.device",
-    f"{XM}.xla_device",
-    f"{XM}.get_xla_supported_devices",
-    "torch_xla.devices",
-    "torch_xla.real_devices",
-    "torch_xla.device_count",
-    f"{XM}.xla_real_devices",
-}
-"""Calls that start XLA's runtime."""
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
 DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
 """Class whose objects pass such a loader to the function that they run."""
@@ -66,14 +55,9 @@ class NotebookIndex:
     def __init__(self, cells: list[ParsedCell], held: Container[str] = ()) -> None:
         self.cells = cells
         self.held = held
-        self.sites = Sites()
-        for cell in cells:
-            self.sites.read(cell)
+        self.sites = Scopes(cells)
         self.names = NameTable(self.sites)
-        self.functions: dict[str, list[DefinedFunction]] = {}
-        for function in self.sites.functions:
-            if function.name:
-                self.functions.setdefault(function.name, []).append(function)
+        self.functions = self.sites.by_name
         self.named: dict[str, list[Site]] = {}
         """Full name → its calls."""
         self.called: dict[str, list[Site]] = {}
@@ -89,14 +73,13 @@ class NotebookIndex:
 
     def close(self) -> None:
         """Break the reference cycles between functions and their calls, which frees all trees."""
-        for function in self.sites.functions:
-            function.calls.clear()
+        self.sites.close()
 
     # Names and values
 
     def full(self, node: ast.AST, site: Site) -> str:
         """Return the full dotted name of an expression at a site; '' if it has none."""
-        return self.names.full(node, site.frame)
+        return self.sites.full(node, site.scope)
 
     def calls_of(self, *names: str) -> Iterator[Site]:
         """The calls of functions with these full names."""
@@ -122,12 +105,10 @@ class NotebookIndex:
         `frame` or, if that does not bind the name, in the scopes around it; each as a site.
         """
         assigned = self._assigned.get(name, [])
-        function = frame.function
         if "." in name:
             return assigned
-        while function is not None and name not in function.locals:
-            function = function.outer.function
-        return [site for site in assigned if site.frame.function is function]
+        home = frame.scope.find(name)
+        return [site for site in assigned if site.scope.find(name) is home]
 
     @cached_property
     def _assigned(self) -> dict[str, list[Site]]:
@@ -187,10 +168,7 @@ class NotebookIndex:
         """The functions of the notebook that a call may run: `f()` runs a function named f,
         `x.f()` a method named f.
         """
-        function = call(site).func
-        method = isinstance(function, ast.Attribute)
-        functions = self.functions.get(last_part(function), ())
-        return [f for f in functions if (f.method_of is not None) == method]
+        return self.sites.targets(call(site))
 
     def names_of(self, value: ast.AST) -> list[str]:
         """The names to which a value is assigned."""
@@ -313,7 +291,7 @@ class NotebookIndex:
                 programs.append(Program(cell, self._reached(called + named), alone))
         for site in self.launches:
             if not any(site in program for program in programs):
-                launched = self._reached(self._launched(site))
+                launched = self._reached(self.sites.launched(call(site)))
                 programs.append(Program(None, launched, self.one_process(site)))
         return programs
 
@@ -331,17 +309,7 @@ class NotebookIndex:
 
     def runs(self, site: Site) -> list[DefinedFunction]:
         """The functions that a call may run, also as a launcher."""
-        launches = self.full(call(site).func, site) in LAUNCHERS
-        return [*self.targets(site), *(self._launched(site) if launches else ())]
-
-    def _launched(self, launch: Site) -> list[DefinedFunction]:
-        """The functions of the notebook that a launcher may start."""
-        target = argument(call(launch), "fn", 0) or argument(call(launch), "function", 0)
-        if isinstance(target, ast.Call) and target.args:  # functools.partial(fn, …)
-            target = target.args[0]
-        if isinstance(target, ast.Lambda):
-            return [f for f in self.sites.functions if f.node is target]
-        return [] if target is None else self.functions.get(last_part(target), [])
+        return self.sites.called(site)
 
     @cached_property
     def _named(self) -> dict[str, list[DefinedFunction]]:

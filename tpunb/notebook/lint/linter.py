@@ -21,8 +21,9 @@ from tpunb.notebook.lint.findings import SEVERITIES, Finding
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.reachability import Reachability
 from tpunb.notebook.lint.rules import RULES, Hit, Rule
-from tpunb.notebook.lint.walk import ParsedCell, Site, parse_cells
+from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.scopes import ParsedCell, Site
 
 UNKNOWN = "unknown-rule"
 """The rule that reports an ignore comment with an unknown rule id."""

@@ -1,12 +1,25 @@
-"""Resolves expressions and names to full dotted names, through the imports of all cells."""
+"""Questions about expressions that several rules ask."""
 
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.walk import Frame, Site, Sites
+from tpunb.notebook.scopes import (
+    BUILTINS,
+    Scopes,
+    Site,
+    imported,
+)
+from tpunb.notebook.scopes import (
+    argument as argument,
+)
+from tpunb.notebook.scopes import (
+    dotted as dotted,
+)
+from tpunb.notebook.scopes import (
+    last_part as last_part,
+)
 
 
 def compared(test: ast.expr) -> Iterator[ast.AST]:
@@ -32,39 +45,9 @@ def call(site: Site) -> ast.Call:
     return site.node
 
 
-def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return the argument of a call with a name, or at a position (from 0); None if absent."""
-    for word in node.keywords:
-        if word.arg == name:
-            return word.value
-    if position is not None and len(node.args) > position:
-        before = node.args[: position + 1]
-        if not any(isinstance(part, ast.Starred) for part in before):
-            return node.args[position]
-    return None
-
-
 def literal(node: ast.AST | None) -> object:
     """Return the value of a constant; Ellipsis for any other node."""
     return node.value if isinstance(node, ast.Constant) else ...
-
-
-def last_part(node: ast.expr) -> str:
-    """Return the last part of a name: 'step' for `self.optimizer.step`; '' for other nodes."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def dotted(node: ast.AST) -> str:
-    """Return a name as it is written, 'self.optimizer'; '' for other nodes."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([node.id, *reversed(parts)])
 
 
 def words(node: ast.AST) -> set[str]:
@@ -93,81 +76,40 @@ def for_other_hardware(site: Site) -> bool:
     return any(asks_hardware(test) for test, _ in site.conditions())
 
 
-BUILTINS = frozenset(dir(builtins))
-
-
 class NameTable:
-    """The imports and assignments of a notebook."""
+    """The names that the cells of a notebook bind, in any scope."""
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: Scopes) -> None:
+        self._sites = sites
+        self.star = bool(sites.stars)
+        """Whether a `from x import *` may bind any name."""
+        self.star_modules = {
+            "" if node.level else node.module or ""
+            for node in (site.node for site in sites.stars)
+            if isinstance(node, ast.ImportFrom)
+        }
+        """The modules of these imports; '' for a relative import."""
         self.imported: dict[str, list[str]] = {}
         """Local name → the full names that imports bind to it."""
-        self.star = False
-        """Whether a `from x import *` may bind any name."""
-        self.star_modules: set[str] = set()
-        """The modules of these imports; '' for a relative import."""
-        for site in sites.imports:
-            node = site.node
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    top = alias.name.partition(".")[0]
-                    self._bind(alias.asname or top, alias.name if alias.asname else top)
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    if alias.name == "*":
-                        self.star = True
-                        self.star_modules.add("" if node.level else node.module or "")
-                    elif node.level or not node.module:
-                        self._bind(alias.asname or alias.name, "")
-                    else:
-                        self._bind(alias.asname or alias.name, f"{node.module}.{alias.name}")
-        self._defined = {f.name for f in sites.functions if f.method_of is None}
-        self._defined |= {c.node.name for c in sites.classes if isinstance(c.node, ast.ClassDef)}
-        self._stored = sites.stored
-
-    def _bind(self, name: str, full: str) -> None:
-        self.imported.setdefault(name, []).append(full)
-
-    def full(self, node: ast.AST, frame: Frame) -> str:
-        """Return the full dotted name of an expression: 'torch_xla.core.xla_model.mark_step' for
-        `xm.mark_step`. The full name of a builtin is its name; '' for anything not imported.
-        """
-        name, _, rest = dotted(node).partition(".")
-        if not name:
-            return ""
-        function = frame.function
-        while function is not None:
-            if name in function.locals:
-                return ""
-            function = function.outer.function
-        known = self.imported.get(name)
-        if known:
-            root = known[-1]
-        elif name in BUILTINS and name not in self._stored and name not in self._defined:
-            root = name
-        else:
-            return ""
-        return f"{root}.{rest}" if root and rest else root
+        for name, full in (pair for site in sites.imports for pair in imported(site.node)):
+            self.imported.setdefault(name, []).append(full)
 
     def sure(self, node: ast.expr) -> bool:
         """Whether the root name of an expression can only refer to what it was imported as."""
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        if not isinstance(node, ast.Name) or self.star:
-            return False
-        name = node.id
-        once = len(set(self.imported.get(name, ()))) == 1
-        if name in BUILTINS and name not in self.imported:
-            once = True
-        return once and name not in self._stored and name not in self._defined
+        return self._sites.is_certain(node, self._sites.scopes.get(node, self._sites.globals))
 
     def assigned(self, name: str) -> bool:
         """Whether a name is assigned anywhere, except by an import or `def`."""
-        return name in self._stored
+        scopes = self._sites.every
+        bindings = (one for scope in scopes for one in scope.bindings.get(name, ()))
+        return any(isinstance(one.node, ast.Name) for one in bindings)
 
     def binds(self, name: str) -> bool:
         """Whether the notebook itself may bind a name anywhere, without `import *`."""
-        return name in self.imported or name in self._stored or name in self._defined
+        return any(
+            name in scope.bindings and not isinstance(scope.node, ast.ClassDef)
+            for scope in self._sites.every
+        )
 
     def bound(self, name: str) -> bool:
         """Whether the notebook may bind a name anywhere, or it is a builtin."""

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from tpunb.notebook.convert.earlier_values import TrainLine, train_line
 from tpunb.notebook.convert.magics import RUN_HELPERS
-from tpunb.notebook.convert.statements import bindings, bound_names, executed
-from tpunb.notebook.lint.index import LAUNCHERS, Fit, NotebookIndex, Program, makers
-from tpunb.notebook.lint.names import argument, call, dotted, last_part
-from tpunb.notebook.lint.walk import DefinedFunction, Frame, ParsedCell, Site
+from tpunb.notebook.lint.index import Fit, NotebookIndex, Program, makers
+from tpunb.notebook.lint.names import call
+from tpunb.notebook.scopes import (
+    CHANGING,
+    COMPREHENSIONS,
+    LAUNCHERS,
+    DefinedFunction,
+    Frame,
+    ParsedCell,
+    Site,
+    argument,
+    dotted,
+    last_part,
+)
 
 
 class Missing(Enum):
@@ -46,11 +56,6 @@ class NotReturned:
 _BINDING = ("globals", "exec", *RUN_HELPERS)
 """Functions that may bind any name; `%run` is converted to one of the last three."""
 _SAVING = ("save", "save_checkpoint", "save_model", "save_pretrained", "push_to_hub", "export")
-_CHANGING = {
-    *("append", "extend", "insert", "update", "setdefault", "add", "fit", "partial_fit"),
-    *("fit_transform", "load_state_dict"),
-}
-"""Methods that change their object."""
 _WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "compile"}
 _SAME = ("to", "train", "eval", "cuda", "cpu", "half", "float", "bfloat16", "requires_grad_")
 """Methods of a model that return the model itself."""
@@ -64,24 +69,24 @@ def find_not_returned(notebook: NotebookIndex) -> Iterator[NotReturned]:
         for index, program in trains.items()
         if program.cell is not None
     }
-    stars = any(bindings(cell.tree.body).stars for cell in notebook.cells)
-    if not trains or stars or any(cell.problem for cell in notebook.cells):
+    if not trains or notebook.names.star or any(cell.problem for cell in notebook.cells):
         return
     if any(line.unclear for line in lines.values()) or any(map(notebook.sites.loads, _BINDING)):
         return
     brought = {name for line in lines.values() for name in line.names}
-    made = {cell.index: bound_names(cell.tree) for cell in notebook.cells}
+    made = {cell.index: notebook.sites.bound(cell) for cell in notebook.cells}
     elsewhere = set().union(*(names for index, names in made.items() if index not in trains))
     for index, program in trains.items():
         train = program.cell
         assert train is not None
         changed = _changed(notebook, program)
-        imported = _imported(executed(train.tree))
         for name in sorted(made[index] - brought - elsewhere):
             trainer = changed.get(name) is Missing.HOLDS_MODEL
             for site in _reads_below(notebook, name, train):
                 if name not in made[site.cell.index]:
-                    how = Missing.ONLY_IMPORTED if name in imported else Missing.ONLY_ASSIGNED
+                    bindings = notebook.sites.globals.bindings[name]
+                    imports = any(one.full is not None for one in bindings)
+                    how = Missing.ONLY_IMPORTED if imports else Missing.ONLY_ASSIGNED
                     yield NotReturned(name, train, site, how, trainer)
                     break
         for name in sorted((changed.keys() & elsewhere) - {*lines[index].names}):
@@ -110,32 +115,8 @@ def _first_stale_use(
 def _reads_below(notebook: NotebookIndex, name: str, train: ParsedCell) -> Iterator[Site]:
     """Yield the sites in cells below a train cell that read a global name in the kernel."""
     for site in notebook.sites.loads(name):
-        function = site.frame.function
-        while function is not None and not _binds(function, name):
-            function = function.outer.function
-        if function is None and site.cell.index > train.index and not _is_own(name, site.frame):
+        if site.cell.index > train.index and site.scope.find(name) is notebook.sites.globals:
             yield site
-
-
-def _binds(function: DefinedFunction, name: str) -> bool:
-    """Whether a name is a local variable of a function, or imported in it."""
-    body = [] if isinstance(function.node, ast.Lambda) else function.node.body
-    return name in function.locals or name in _imported(executed(ast.Module(body, [])))
-
-
-def _imported(nodes: Iterable[ast.AST]) -> set[str]:
-    return bindings(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)).names
-
-
-def _is_own(name: str, frame: Frame | None) -> bool:
-    """Whether a comprehension around a node binds a name itself."""
-    while frame is not None:
-        for generator in getattr(frame.node, "generators", ()):
-            targets = ast.walk(generator.target)
-            if any(isinstance(node, ast.Name) and node.id == name for node in targets):
-                return True
-        frame = frame.parent
-    return False
 
 
 def _saves(notebook: NotebookIndex, program: Program) -> bool:
@@ -147,7 +128,9 @@ def _is_in_returns(notebook: NotebookIndex, name: str, line: TrainLine, train: P
     return any(
         isinstance(part, ast.Name) and part.id == name
         for returned in line.returns
-        for value in notebook.values(returned, Frame(train, train.tree, "body", None, None))
+        for value in notebook.values(
+            returned, Frame(train, train.tree, "body", None, None, notebook.sites.globals)
+        )
         if value.cell is train
         for part in ast.walk(value.node)
     )
@@ -162,7 +145,7 @@ def _changed(notebook: NotebookIndex, program: Program) -> dict[str, Missing]:
         assert isinstance(node, ast.Subscript)
         if isinstance(node.ctx, ast.Store) and site in program:
             found |= dict.fromkeys(origin.names(node.value, site), Missing.CHANGED)
-    for site in notebook.sites.attributes(*_CHANGING):
+    for site in notebook.sites.attributes(*CHANGING):
         node = site.node
         assert isinstance(node, ast.Attribute)
         if site in program and not notebook.full(node, site):
@@ -258,8 +241,10 @@ class _Origin:
 
     def _owner(self, name: str, site: Site) -> DefinedFunction | None:
         """The function to which a name is local; None for a global name."""
-        function = site.frame.function
-        while function is not None and name not in function.locals:
+        home, function = site.scope.find(name), site.frame.function
+        if home is not None and isinstance(home.node, COMPREHENSIONS):
+            return function
+        while function is not None and function.scope is not home:
             function = function.outer.function
         return function
 

@@ -9,10 +9,19 @@ from __future__ import annotations
 import ast
 from functools import cached_property
 
-from tpunb.notebook.convert.statements import Function
-from tpunb.notebook.lint.index import LAUNCHERS, TPUNB_LAUNCH, NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
-from tpunb.notebook.lint.walk import DefinedFunction, Site
+from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.names import call, literal
+from tpunb.notebook.scopes import (
+    LAUNCHERS,
+    TPUNB_LAUNCH,
+    DefinedFunction,
+    Frame,
+    Function,
+    Site,
+    argument,
+    dotted,
+    last_part,
+)
 
 EXITS = {"exit", "quit", "sys.exit", "os._exit", "os.abort", "os.execv", "os.kill"}
 
@@ -37,7 +46,7 @@ class Reachability:
         if not site.cell.runs or self._may_end_early or not self._always(site):
             return False
         function = site.frame.function
-        return function is None or (id(function) in self._called and not _left(function, site))
+        return function is None or (id(function) in self._called)
 
     def names_are_sure(self, site: Site, *, of_object: bool = False) -> bool:
         """Whether the name at a site certainly refers to the library's unmodified object, or is
@@ -60,17 +69,15 @@ class Reachability:
         """Whether a site runs whenever its function or cell does: it is in no condition or `try`,
         and in no loop that may be left early or never entered.
         """
-        for frame in site.frame.outward():
-            node = frame.node
-            if isinstance(node, ast.For) and frame.part == "body":
-                if not self._repeats(node, site) or _jumps(node, site):
-                    return False
-            elif isinstance(node, ast.With):
-                if not all(self._only_enters(item.context_expr, site) for item in node.items):
-                    return False
-            elif not isinstance(node, ast.Module | ast.ClassDef | Function):
-                return False
-        return True
+        return site.fails() and all(self._is_entered(f, site) for f in site.frame.outward())
+
+    def _is_entered(self, frame: Frame, site: Site) -> bool:
+        node = frame.node
+        if isinstance(node, ast.For):
+            return self._repeats(node, site)
+        if isinstance(node, ast.With):
+            return all(self._only_enters(item.context_expr, site) for item in node.items)
+        return isinstance(node, ast.Module | ast.ClassDef | ast.If | Function)
 
     def _only_enters(self, node: ast.expr, site: Site) -> bool:
         """Whether a context manager lets every exception of its block through."""
@@ -159,7 +166,7 @@ class Reachability:
                 continue
             called.add(id(function))
             for site in function.calls:
-                if self._always(site) and not _left(function, site):
+                if self._always(site):
                     todo += self._target(site)
         return called
 
@@ -176,20 +183,12 @@ class Reachability:
             return self._method(called, site)
         if not isinstance(called, ast.Name):
             return []
-        if called.id in notebook.bases and not notebook.functions.get(called.id):
+        bindings = notebook.sites.bindings(called.id, site.scope)
+        node = bindings[0].node if len(bindings) == 1 else None
+        if isinstance(node, ast.ClassDef):
             return self._of_class(called.id, "__init__")
-        functions = notebook.functions.get(called.id, [])
-        if len(functions) != 1 or notebook.names.assigned(called.id):
-            return []
-        function = functions[0]
-        node = function.node
-        plain = isinstance(node, ast.FunctionDef) and not node.decorator_list
-        shadowed = called.id in notebook.names.imported
-        if not plain or shadowed or function.outer.function or function.method_of:
-            return []
-        if not function.outer.cell.runs or _yields(node):
-            return []
-        return [function]
+        functions = [f for f in notebook.functions.get(called.id, ()) if f.node is node]
+        return [f for f in functions if f.outer.cell.runs and _is_plain(f.node)]
 
     def _method(self, called: ast.Attribute, site: Site) -> list[DefinedFunction]:
         """The method of the notebook that `x.f()` certainly runs: x is made by a class, or self."""
@@ -214,28 +213,13 @@ class Reachability:
         ) or self._notebook.names.assigned(name)
         if len(own) != 1 or derived or not own[0].outer.cell.runs:
             return []
-        node = own[0].node
-        plain = isinstance(node, ast.FunctionDef) and not node.decorator_list and not _yields(node)
-        return own if plain else []
+        return own if _is_plain(own[0].node) else []
 
 
-def _jumps(loop: ast.For, site: Site) -> bool:
-    """Whether a `break` or `continue` may come before a site in a loop."""
-    return any(
-        isinstance(part, ast.Break | ast.Continue) and part.lineno <= site.line
-        for part in ast.walk(loop)
-    )
-
-
-def _yields(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node))
-
-
-def _left(function: DefinedFunction, site: Site) -> bool:
-    """Whether a `return` or `raise` may come before a site in a function."""
-    assert isinstance(function.node, Function)
-    return any(
-        isinstance(part, ast.Return | ast.Raise) and part.lineno <= site.line
-        for part in ast.walk(function.node)
-        if not any(node is site.node for node in ast.walk(part))
+def _is_plain(node: ast.AST) -> bool:
+    """Whether calling a function runs its body: it is no generator and has no decorator."""
+    return (
+        isinstance(node, ast.FunctionDef)
+        and not node.decorator_list
+        and not any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node))
     )

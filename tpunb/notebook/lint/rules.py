@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.scopes import ParsedCell, Site
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
 from tpunb.notebook.convert.names import defines_unseen
-from tpunb.notebook.convert.statements import bound_names
 from tpunb.notebook.lint.checks.sites import is_tried, place
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.lint.walk import ParsedCell
+from tpunb.notebook.scopes import bound_names
 
 USUAL = {
     "xm": "import torch_xla.core.xla_model as xm",
