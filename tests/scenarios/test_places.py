@@ -164,6 +164,14 @@ def test_interrupt_while_hosts_start_stops_them(pod: ReachedPod, nb: Kernel) -> 
     assert last(nb).state is RunState.INTERRUPTED
 
 
+def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, nb: Kernel) -> None:
+    before = len(list_runs(nb.folder / "runs"))
+    pod.change("h1", refuses="Permission denied (publickey).")
+    ran = train(nb, GO_ON)
+    assert "h1: Permission denied (publickey)." in ran.traceback
+    assert len(list_runs(nb.folder / "runs")) == before
+
+
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     import nbformat
     from nbformat import v4
