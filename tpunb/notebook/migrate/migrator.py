@@ -93,14 +93,14 @@ def rewrite(cells: Sequence[CodeCell]) -> list[Change]:
     loaders.apply()
     data_parallel = DataParallelRewriter(names, imports, removals)
     data_parallel.apply()
-    CallRewriter(names, imports, removals, loaders, data_parallel).apply()
+    CallRewriter(names, imports, removals, loaders.handled | data_parallel.handled).apply()
     setup.strings()
     for cell in cells:
         if cell.shell:
             setup.script(cell)
     imports.remove_gone()
     removals.apply()
-    unread = "\n".join(cell.text for cell in cells if cell.module is None)
+    unread = "\n".join(cell.text for cell in cells if not cell.python)
     imports.drop_unused(unread)
     return [
         change for cell in cells for change in sorted(cell.changes, key=lambda entry: entry.line)

@@ -107,12 +107,8 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
 
 
 def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Module]:
-    parsed = {index: CodeCell(index, text_of(cells[index])) for index in codes}
-    return {
-        index: ast.parse(cell.module.code)
-        for index, cell in parsed.items()
-        if cell.module is not None and not cell.file
-    }
+    parsed = (CodeCell(index, text_of(cells[index])) for index in codes)
+    return {cell.index: cell.tree for cell in parsed if cell.python and not cell.file}
 
 
 Maker = tuple[int, int, int]
