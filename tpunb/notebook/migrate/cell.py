@@ -163,7 +163,6 @@ class CodeCell:
         return not self.text[self._starts[line_of(node)] : start].strip()
 
     def code(self, node: ast.AST) -> str:
-        """The text of a node."""
         start, end = self.span(node)
         return self.text[start:end]
 
@@ -171,15 +170,15 @@ class CodeCell:
 
     @property
     def edits(self) -> int:
-        """The number of edits."""
         return len(self._spans)
 
     def replace(self, start: int, end: int, text: str) -> None:
-        """Replace a span of the text."""
         self._spans.append((start, 2, end, text))
 
+    def insert(self, offset: int, text: str) -> None:
+        self.replace(offset, offset, text)
+
     def replace_node(self, node: ast.AST, text: str) -> None:
-        """Replace the text of a node."""
         self.replace(*self.span(node), text)
 
     def note(self, line: int, what: str, kind: Kind = "rewritten", before: str = "") -> None:
@@ -226,7 +225,7 @@ class CodeCell:
         """Indent lines (from 0, inclusive) by one level."""
         for line in range(first, last + 1):
             if self.lines[line].strip():
-                self.replace(self._starts[line], self._starts[line], "    ")
+                self.insert(self._starts[line], "    ")
 
     def insert_below(self, line: int, text: str, indent: str) -> None:
         """Insert a line below a line (from 0)."""
@@ -234,7 +233,6 @@ class CodeCell:
         self._spans.append((at, 0, at, f"{indent}{text}\n"))
 
     def delete_line(self, line: int) -> None:
-        """Delete a line (from 0)."""
         self.replace(self._starts[line], self._starts[line + 1], "")
 
     def indent(self, line: int) -> str:
@@ -252,8 +250,7 @@ class CodeCell:
             # The bar separates "%" and "!" from the start of the comment, because notebook
             # editors would treat them as a magic.
             bar = "| " if text.lstrip()[:1] in "!%" else ""
-            at = self._starts[line] + min(width, len(self.indent(line)))
-            self.replace(at, at, f"# {bar}")
+            self.insert(self._starts[line] + min(width, len(self.indent(line))), f"# {bar}")
 
     def result(self) -> str:
         """Return the text with all edits."""

@@ -89,11 +89,10 @@ def rewrite(cells: Sequence[CodeCell]) -> list[Change]:
     setup.apply()
     imports = NotebookImports(names, removals)
     setup.spmd(imports)
-    loaders = LoaderRewriter(names, imports, removals)
+    loaders, data_parallel = LoaderRewriter(imports), DataParallelRewriter(imports)
     loaders.apply()
-    data_parallel = DataParallelRewriter(names, imports, removals)
     data_parallel.apply()
-    CallRewriter(names, imports, removals, loaders.handled | data_parallel.handled).apply()
+    CallRewriter(imports, loaders.handled | data_parallel.handled).apply()
     setup.strings()
     for cell in cells:
         if cell.shell:

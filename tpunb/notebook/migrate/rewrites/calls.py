@@ -7,8 +7,7 @@ import ast
 from tpunb.notebook import removed_apis
 from tpunb.notebook.migrate.cell import CodeCell, line_of
 from tpunb.notebook.migrate.imports import NotebookImports
-from tpunb.notebook.migrate.names import Argument, NotebookNames, RemovedApiUse, arguments
-from tpunb.notebook.migrate.statements import Removals
+from tpunb.notebook.migrate.names import Argument, RemovedApiUse, arguments
 from tpunb.notebook.scopes import dotted
 
 BY_HAND = ("ParallelLoader", "DataParallel")
@@ -26,16 +25,10 @@ WITHOUT_ARGUMENTS = [
 class CallRewriter:
     """Rewrites names and the arguments of calls."""
 
-    def __init__(
-        self,
-        names: NotebookNames,
-        imports: NotebookImports,
-        removals: Removals,
-        handled: set[ast.AST],
-    ) -> None:
-        self.names = names
+    def __init__(self, imports: NotebookImports, handled: set[ast.AST]) -> None:
         self.imports = imports
-        self.removals = removals
+        self.names = imports.names
+        self.removals = imports.removals
         self.handled = handled
         """Uses of classes that other rewriters rewrote."""
 
@@ -114,8 +107,7 @@ class CallRewriter:
             return
         given = arguments(call)
         for index, argument in enumerate(given):
-            literal = isinstance(argument.value, ast.Constant | ast.JoinedStr)
-            text = literal and not isinstance(getattr(argument.value, "value", ""), int | None)
+            text = isinstance(getattr(argument.value, "value", None), str)
             if argument.name == "devkind" or (index == 0 and not argument.name and text):
                 _remove(cell, given, index)
                 cell.note(self.names.line(call), "kind of device removed: PJRT_DEVICE sets it")
@@ -158,8 +150,7 @@ class CallRewriter:
         last = max(index for index, name in enumerate(names) if name not in gone)
         added = ", start_method='fork'" if forks else ""
         if last == len(names) - 1:
-            at = cell.span(given[last].node)[1]
-            cell.replace(at, at, added)
+            cell.insert(cell.span(given[last].node)[1], added)
         for index, (name, argument) in enumerate(zip(names, given, strict=True)):
             if name in gone:
                 _remove(cell, given, index, added if index == last + 1 else "")
@@ -168,8 +159,7 @@ class CallRewriter:
             elif name == "nprocs":
                 cell.replace_node(argument.node, f"debug_single_process={single}")
             elif name == "start_method" and not argument.name:
-                at = cell.span(argument.node)[0]
-                cell.replace(at, at, "start_method=")
+                cell.insert(cell.span(argument.node)[0], "start_method=")
         return True
 
     def _autocast(self, cell: CodeCell, call: ast.Call) -> bool:
@@ -180,13 +170,11 @@ class CallRewriter:
             return False
         cell.replace_node(given[0].node, "'xla'")
         if not any(argument.name == "dtype" for argument in given) and len(call.args) < 3:
-            at = cell.span(given[-1].node)[1]
-            cell.replace(at, at, ", dtype=torch.bfloat16")
+            cell.insert(cell.span(given[-1].node)[1], ", dtype=torch.bfloat16")
         # Its second argument was `enabled`; that of torch.autocast is `dtype`.
         names = ("enabled=", "dtype=", "cache_enabled=")
         for name, value in zip(names, call.args[1:], strict=False):
-            at = cell.span(value)[0]
-            cell.replace(at, at, name)
+            cell.insert(cell.span(value)[0], name)
         return True
 
 
@@ -222,7 +210,7 @@ def _remove(cell: CodeCell, given: list[Argument], index: int, instead: str = ""
             cell.replace(before, end, instead)
         else:
             cell.replace(start, _after(cell, given[index]), "")
-            cell.replace(before, before, instead)
+            cell.insert(before, instead)
     else:
         after = _after(cell, given[index])
         if len(given) > 1 and "#" not in cell.text[end : cell.span(given[1].node)[0]]:

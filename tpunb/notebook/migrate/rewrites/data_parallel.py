@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from tpunb.notebook import removed_apis
 from tpunb.notebook.migrate.cell import CodeCell, last_line_of, line_of
 from tpunb.notebook.migrate.imports import NotebookImports
-from tpunb.notebook.migrate.names import NotebookNames, arguments
+from tpunb.notebook.migrate.names import arguments
 from tpunb.notebook.migrate.report import MARK
 from tpunb.notebook.migrate.rewrites.calls import DEVICES
-from tpunb.notebook.migrate.statements import Removals
 
 GONE = "Each rank has its own device, `torch_xla.device()`."
 MOVED = "Created in the function for `torch_xla.launch`, once on each rank."
@@ -58,11 +57,11 @@ class DataParallelUse:
 class DataParallelRewriter:
     """Rewrites a DataParallel if all its uses are visible; `CallRewriter` marks the others."""
 
-    def __init__(self, names: NotebookNames, imports: NotebookImports, removals: Removals) -> None:
-        self.names = names
+    def __init__(self, imports: NotebookImports) -> None:
         self.imports = imports
-        self.removals = removals
-        self.globals = names.scopes.globals
+        self.names = imports.names
+        self.removals = imports.removals
+        self.globals = self.names.scopes.globals
         self.handled: set[ast.AST] = set()
         """The uses of the class that were rewritten."""
 

@@ -6,8 +6,7 @@ import ast
 
 from tpunb.notebook import removed_apis
 from tpunb.notebook.migrate.imports import NotebookImports
-from tpunb.notebook.migrate.names import NotebookNames, arguments
-from tpunb.notebook.migrate.statements import Removals
+from tpunb.notebook.migrate.names import arguments
 
 NEW = "MpDeviceLoader"
 
@@ -15,10 +14,10 @@ NEW = "MpDeviceLoader"
 class LoaderRewriter:
     """Rewrites a ParallelLoader if all its uses are visible; `CallRewriter` marks the others."""
 
-    def __init__(self, names: NotebookNames, imports: NotebookImports, removals: Removals) -> None:
-        self.names = names
+    def __init__(self, imports: NotebookImports) -> None:
         self.imports = imports
-        self.removals = removals
+        self.names = imports.names
+        self.removals = imports.removals
         self.handled: set[ast.AST] = set()
         """The uses of the class that were rewritten."""
 

@@ -19,7 +19,9 @@ SETUP = (
     f"elsewhere: {removed_apis.INSTALL_PAIR}."
 )
 UNINSTALL = "The installed torch matches the installed torch_xla."
+BACKEND = "pjrt:// → xla://; on a TPU v2 or v3, for one core only"
 LIBRARIES = "The XRT runtime, whose libraries were in this folder, no longer exists."
+NO_ADDRESS = "A TPU is now part of the machine and has no address."
 EXPORTS = re.compile(r"^\s*(?:export|%env|%set_env)\s+(\w+)[=\s]")
 _SET_FOR_COMMAND = re.compile(
     r"(?:^|[;&|(])\s*(?:env\s+)?((?:\w+=(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"'])*\s+)+)(?=[^\s;&|])"
@@ -58,11 +60,8 @@ class SetupRewriter:
         }
         """The statements that stand for magics and shell lines."""
         self._signed = [cell for cell in names.cells.values() if _has_sign(cell)]
-        self.old = bool(self._signed) or any(
-            row.old in command
-            for row in removed_apis.COMMANDS
-            for command in self._commands.values()
-        )
+        commands = "\n".join(self._commands.values())
+        self.old = bool(self._signed) or any(row.old in commands for row in removed_apis.COMMANDS)
 
     def apply(self) -> None:
         """Remove set-up: shell lines, assignments of variables, whole cells."""
@@ -111,8 +110,7 @@ class SetupRewriter:
                 continue
             if text.startswith("pjrt://"):
                 cell.replace_node(node, cell.code(node).replace("pjrt://", "xla://", 1))
-                what = "pjrt:// → xla://; on a TPU v2 or v3, for one core only"
-                cell.note(line_of(node), what)
+                cell.note(line_of(node), BACKEND)
                 continue
             if isinstance(parent, ast.Expr):  # a docstring, or a string that is never read
                 continue
@@ -145,16 +143,13 @@ class SetupRewriter:
                 return _retired(export.group(1), row)
             if export.group(1) == "LD_LIBRARY_PATH" and "/usr/local/lib" in command and self.old:
                 return LIBRARIES
-            return (
-                removed_apis.ADDRESS_GONE
-                if removed_apis.is_node_address(command, command)
-                else None
-            )
-        if "torch_xla.distributed.xla_dist" in command or re.search(r"\bxla_dist\b", command):
+            address = removed_apis.is_node_address(command, command)
+            return removed_apis.ADDRESS_GONE if address else None
+        if re.search(r"\bxla_dist\b", command):
             return _on_all_hosts(command)
-        if any(row.old in command for row in removed_apis.COMMANDS):
-            return SETUP
-        if self._gone & _interpolated(command):
+        if any(row.old in command for row in removed_apis.COMMANDS) or (
+            self._gone & _interpolated(command)
+        ):
             return SETUP
         if self.old and re.search(r"\bpip3? uninstall\b.*\btorch(?:_xla|vision)?\b", command):
             return UNINSTALL
@@ -246,8 +241,7 @@ class SetupRewriter:
     def _variable(self, cell: CodeCell, node: ast.Assign | ast.Expr | ast.Assert) -> None:
         if isinstance(node, ast.Assert):
             if "COLAB_TPU_ADDR" in cell.code(node.test):
-                advice = "A TPU is now part of the machine and has no address."
-                self.removals.add(node, advice)
+                self.removals.add(node, NO_ADDRESS)
             return
         name, value = _setting(node)
         row = removed_apis.lookup_variable(name) if name else None
