@@ -42,7 +42,8 @@ class CodeCell:
     specials: dict[int, Special] = field(default_factory=dict)
     """Magics and shell lines, keyed by their first line, from 0."""
     changes: list[Change] = field(default_factory=list)
-    _shift: dict[int, int] = field(default_factory=dict)
+    _shift: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Lines in which the Python from a column on is further to the right in the text."""
     _spans: list[tuple[int, int, int, str]] = field(default_factory=list)
     _commented_out: set[int] = field(default_factory=set)
 
@@ -87,7 +88,7 @@ class CodeCell:
             code = magics.timed_code(special.argument, magics.TIMED[special.name])
             if code and _parsed([code]) and (at := self.lines[line].rfind(code)) >= 0:
                 python = code
-                self._shift[line] = at - len(special.before)
+                self._shift[line] = len(special.before), at - len(special.before)
         rest = [""] * (special.count - 1)
         self._python[line : line + special.count] = [special.before + python, *rest]
 
@@ -123,7 +124,8 @@ class CodeCell:
         """The offset in the text of a line (from 0) and a column, which counts UTF-8 bytes."""
         text = self._python[line]
         characters = column if text.isascii() else len(text.encode()[:column].decode())
-        return self._starts[line] + characters + self._shift.get(line, 0)
+        first, shift = self._shift.get(line, (0, 0))
+        return self._starts[line] + characters + (shift if characters >= first else 0)
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """The span of a node in the cell's text, with the parentheses around it.
@@ -155,12 +157,12 @@ class CodeCell:
 
     def share_line(self, first: ast.AST, second: ast.AST) -> bool:
         """Whether two consecutive statements are on one line, which backslashes may continue."""
-        return "\n" not in self._code[self.span(first)[1] : self.span(second)[0]]
+        between = self._python[last_line_of(first) : line_of(second)]
+        return all(line.endswith("\\") for line in between)
 
     def begins_line(self, node: ast.AST) -> bool:
         """Whether only white space precedes a node on its line."""
-        start = self.bare_span(node)[0]
-        return not self.text[self._starts[line_of(node)] : start].strip()
+        return not self._python[line_of(node)][: node.col_offset].strip()  # type: ignore[attr-defined]
 
     def code(self, node: ast.AST) -> str:
         start, end = self.span(node)

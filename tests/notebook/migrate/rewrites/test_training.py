@@ -78,12 +78,6 @@ def test_a_notebook_without_a_place_for_the_magic_is_told() -> None:
     assert (change.kind, change.what[:30]) == ("skipped", "no cell calls torch_xla.launch")
 
 
-def test_without_train_no_magic_is_added() -> None:
-    cell = "import torch_xla\ntorch_xla.launch(f)"
-    assert migrated(cell) == [cell]
-    assert not migrate(notebook(cell)).added
-
-
 def test_what_later_cells_need_becomes_a_cell_above_the_launch() -> None:
     made = migrated(
         "import torch_xla\n\ndef f(i):\n    print(i)\n\n# go\ntorch_xla.launch(f)\nx = 1",

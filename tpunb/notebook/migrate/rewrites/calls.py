@@ -133,7 +133,7 @@ class CallRewriter:
                 continue
             if argument.name:
                 cell.replace(cell.span(argument.node)[0], cell.span(argument.value)[0], "")
-            if cell.code(argument.value) not in ("0", "None"):
+            if ast.unparse(argument.value) not in ("0", "None"):
                 cell.mark(line, FROM_ZERO)
 
     def _launch(self, cell: CodeCell, given: list[Argument], line: int) -> bool:
@@ -154,7 +154,7 @@ class CallRewriter:
         for index, (name, argument) in enumerate(zip(names, given, strict=True)):
             if name in gone:
                 _remove(cell, given, index, added if index == last + 1 else "")
-                if name == "join" and cell.code(argument.value) != "True":
+                if name == "join" and ast.unparse(argument.value) != "True":
                     cell.mark(line, WAITS)
             elif name == "nprocs":
                 cell.replace_node(argument.node, f"debug_single_process={single}")
@@ -180,11 +180,11 @@ class CallRewriter:
 
 def _single(cell: CodeCell, value: ast.expr) -> str | None:
     """The value of `debug_single_process` for a value of `nprocs`; None if it is omitted."""
-    text = cell.code(value)
-    if text == "1":
+    if ast.unparse(value) == "1":
         return "True"
-    if _is_integer(value) or text == "None":
+    if _is_integer(value) or ast.unparse(value) == "None":
         return None
+    text = cell.code(value)
     simple = isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
     in_parentheses = cell.span(value) != cell.bare_span(value)
     return f"{text} == 1" if simple or in_parentheses else f"({text}) == 1"

@@ -202,7 +202,8 @@ class SetupRewriter:
                     top = self.names.top(binding.node)
                     bound[top].add(name)
                     readers[top].update(self.names.references(name, scope))
-        kept: set[ast.stmt] = {top for top in cell.tree.body if isinstance(top, Import)}
+        lines = {top: self.names.same_line(top) for top in cell.tree.body}
+        kept = {top for top, line in lines.items() if isinstance(line[0], Import)}
         waiting = [top for top in cell.tree.body if top not in kept]
         while needed := {
             top

@@ -230,8 +230,9 @@ def _left(site: Site, what: str) -> Change:
 
 def _statement(site: Site) -> int:
     """The number of the top-level statement that contains a site."""
-    body = site.cell.tree.body
-    return max(number for number, part in enumerate(body) if _first_line(part) < site.line)
+    place = site.line - 1, site.node.col_offset  # type: ignore[attr-defined]
+    starts = [(_first_line(part), part.col_offset) for part in site.cell.tree.body]
+    return max(number for number, start in enumerate(starts) if start <= place)
 
 
 def _bound(body: list[ast.stmt]) -> set[str]:
