@@ -19,6 +19,7 @@ LOAD = "%load_ext tpunb"
         "from accelerate import notebook_launcher\nnotebook_launcher(f)",
         "with x:\n    accelerate.notebook_launcher(f)",
         "start()",
+        "learner.start()",
     ],
 )
 def test_a_cell_that_starts_ranks_gets_the_magic_at_its_top(cell: str) -> None:

@@ -127,7 +127,7 @@ def _launches(notebook: NotebookIndex) -> Plan:
     for launch in (site for name in STARTERS for site in notebook.called.get(name, ())):
         if isinstance(launch.node, ast.Call) and not _is_other(launch.node.func):
             plan.single.setdefault(launch.cell.index, []).append(notebook.one_process(launch))
-            for site in _top_level(notebook, launch):
+            for site in _top_level(notebook, launch, patched=True):
                 plan.starts.setdefault(site.cell.index, set()).add(_statement(site))
     return plan
 
@@ -262,12 +262,17 @@ def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
     }
 
 
-def _top_level(notebook: NotebookIndex, site: Site, depth: int = 4) -> Iterator[Site]:
-    """Yield the top-level sites that lead to a site: itself, or calls of its function."""
+def _top_level(
+    notebook: NotebookIndex, site: Site, depth: int = 4, *, patched: bool = False
+) -> Iterator[Site]:
+    """Yield the top-level sites that lead to a site: itself, or calls of its function.
+
+    With `patched` a function may also be called as a method, as fastai's `@patch` makes it one.
+    """
     function = site.frame.function
     if function is None:
         yield site
     elif depth and function.name:
         for caller in notebook.called.get(function.name, ()):
-            if function in notebook.targets(caller):
-                yield from _top_level(notebook, caller, depth - 1)
+            if patched or function in notebook.targets(caller):
+                yield from _top_level(notebook, caller, depth - 1, patched=patched)
