@@ -203,13 +203,16 @@ class SetupRewriter:
                     bound[top].add(name)
                     readers[top].update(self.names.references(name, scope))
         lines = {top: self.names.same_line(top) for top in cell.tree.body}
-        kept = {top for top, line in lines.items() if isinstance(line[0], Import)}
+        kept: set[ast.stmt] = {top for top in cell.tree.body if isinstance(top, Import)}
         waiting = [top for top in cell.tree.body if top not in kept]
         while needed := {
             top
             for top in waiting
-            for node in readers[top]
-            if self.names.cell_of(node) is not cell or self.names.top(node) in kept
+            if kept.intersection(lines[top])
+            or any(
+                self.names.cell_of(node) is not cell or self.names.top(node) in kept
+                for node in readers[top]
+            )
         }:
             kept |= needed
             waiting = [top for top in waiting if top not in kept]
