@@ -62,7 +62,7 @@ matrix: .venv/.ready
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,migrate,search,demo]' --group dev --group docs
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,search,demo]' --group dev --group docs
 	@touch $@
 
 # The last line that the notebook printed: what was trained, on what, and the accuracy.

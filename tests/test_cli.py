@@ -195,20 +195,6 @@ class TestMigrate:
         assert "rewritten" in said.err
         assert list(tmp_path.iterdir()) == [given]
 
-    def test_migrate_without_libcst(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        for name in [name for name in sys.modules if name.startswith("tpunb.notebook.migrate")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "libcst", None)
-        given = write(tmp_path / "nb.ipynb", OLD)
-        assert cli.main(["migrate", str(given)]) == 1
-        assert "libcst is needed for `tpunb migrate`" in (error := capsys.readouterr().err)
-        assert "pip install 'tpunb[migrate]'" in error
-
     def test_migrate_of_a_notebook_that_trains(self, tmp_path: Path) -> None:
         launch = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
         launch += "def f(index):\n    print(index)\nxmp.spawn(f, nprocs=8, start_method='fork')"

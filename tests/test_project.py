@@ -34,7 +34,7 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"]]
-    for extra in ("xla", "kaggle", "migrate", "search", "demo"):
+    for extra in ("xla", "kaggle", "search", "demo"):
         wanted += extras[extra]
     assert sorted(last["pip"][:-1]) == sorted(wanted)
 
@@ -43,7 +43,7 @@ def test_the_installed_environment_satisfies_every_requirement(pyproject: dict[s
     extras = pyproject["project"]["optional-dependencies"]
     groups = pyproject["dependency-groups"]
     wanted = [*pyproject["project"]["dependencies"], *groups["dev"], *groups["docs"]]
-    for extra in ("xla", "kaggle", "migrate", "search", "demo"):
+    for extra in ("xla", "kaggle", "search", "demo"):
         wanted += extras[extra]
     for requirement in map(Requirement, wanted):
         if requirement.marker is not None and not requirement.marker.evaluate():
@@ -92,7 +92,7 @@ def test_importing_is_light(statement: str) -> None:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
     assert "tpunb" in loaded
-    heavy = {"torch", "torch_xla", "nbconvert", "papermill", "pandas", "sklearn", "libcst"}
+    heavy = {"torch", "torch_xla", "nbconvert", "papermill", "pandas", "sklearn"}
     assert not loaded & heavy
 
 

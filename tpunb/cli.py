@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpunb import data
 from tpunb.data import DataOptions
-from tpunb.errors import MissingPackageError, TpunbError
+from tpunb.errors import TpunbError
 from tpunb.kernel.options import (
     Cores,
     LogsOptions,
@@ -345,14 +345,8 @@ class MigrateOptions:
 
 def _migrate(chosen: MigrateOptions) -> int:
     from tpunb.notebook.files import load_cells
+    from tpunb.notebook.migrate import migrate_text
 
-    try:
-        from tpunb.notebook.migrate import migrate_text
-    except ModuleNotFoundError as error:
-        if error.name != "libcst":
-            raise
-        install = "pip install 'tpunb[migrate]'"
-        raise MissingPackageError("libcst", "`tpunb migrate`", install) from None
     load_cells(chosen.notebook)  # raises an error that names the file if it is no notebook
     with open(chosen.notebook, encoding="utf-8", newline="") as file:
         text, migration = migrate_text(file.read(), train=chosen.train)

@@ -130,6 +130,37 @@ REWRITTEN = {
         f"import torch_xla\n{XM}%time x = xm.xla_device()",
         "import torch_xla\n%time x = torch_xla.device()",
     ),
+    "options of a magic in front of a statement": (
+        f"import torch_xla\n{XM}%timeit -n 3 xm.xla_device()",
+        "import torch_xla\n%timeit -n 3 torch_xla.device()",
+    ),
+    "f-strings, and text that is not ASCII": (
+        f"import torch_xla\n{XM}"
+        "print(f'é {xm.xla_device()!r:>{n}} {xm.mark_step( )}', 'é', f'''\n é {xm.mark_step()}''')",
+        "import torch_xla\n"
+        "print(f'é {torch_xla.device()!r:>{n}} {torch_xla.sync( )}', 'é', "
+        "f'''\n é {torch_xla.sync()}''')",
+    ),
+    "parentheses, and lines that are continued": (
+        f"import torch_xla\n{XM}"
+        "x = [(xm.xla_device)( ( 0 ), ), xm.\\\n  mark_step(  # now\n)]\ny = (xm.get_ordinal(1))",
+        "import torch_xla\nimport torch_xla.runtime as xr\n"
+        "x = [torch_xla.device( ( 0 ), ), torch_xla.sync(  # now\n)]\n"
+        "y = (xr.global_ordinal())",
+    ),
+    "decorators, and blocks on the line of their head": (
+        f"import torch_xla\n{XM}@f(xm.xla_device())\ndef g(a=xm.save): return xm.mark_step()",
+        f"import torch_xla\n{XM}@f(torch_xla.device())\ndef g(a=xm.save): return torch_xla.sync()",
+    ),
+    "an import where the old name was imported": (
+        f"def f():\n    {XM}    return xm.get_ordinal()\nif tpu:\n    import torch_xla\n",
+        "def f():\n    import torch_xla.runtime as xr\n    return xr.global_ordinal()\n"
+        "if tpu:\n    import torch_xla\n",
+    ),
+    "an alias that is taken": (
+        f"import xarray as xr\n{XM}xm.get_ordinal()",
+        "import xarray as xr\nimport torch_xla.runtime\ntorch_xla.runtime.global_ordinal()",
+    ),
     "the body of a cell magic": (
         f"%%time\n# first\nimport torch_xla\n{XM}!ls {{x}}\nxm.mark_step()\n%matplotlib inline",
         "%%time\n# first\nimport torch_xla\n!ls {x}\ntorch_xla.sync()\n%matplotlib inline",
@@ -149,23 +180,6 @@ def test_imports_of_one_cell_serve_the_others_and_are_added_once() -> None:
     )
     assert first == XM + "import torch_xla.runtime as xr\nimport torch"
     assert (second, third) == ("a = xr.world_size()", "b = xr.global_ordinal() + xm.REDUCE_SUM")
-
-
-def test_an_import_is_added_where_the_old_name_was_imported() -> None:
-    (inside,) = migrated(
-        f"def f():\n    {XM}    return xm.get_ordinal()\nif tpu:\n    import torch_xla\n"
-    )
-    assert inside == (
-        "def f():\n    import torch_xla.runtime as xr\n    return xr.global_ordinal()\n"
-        "if tpu:\n    import torch_xla\n"
-    )
-
-
-def test_a_name_that_is_taken_is_not_used_for_an_import() -> None:
-    (cell,) = migrated(f"import xarray as xr\n{XM}xm.get_ordinal()")
-    assert cell == (
-        "import xarray as xr\nimport torch_xla.runtime\ntorch_xla.runtime.global_ordinal()"
-    )
 
 
 def test_what_is_the_notebooks_own_is_left_alone() -> None:
@@ -327,11 +341,25 @@ def test_a_block_of_which_nothing_is_left_gets_a_pass() -> None:
     assert lines_left(cell) == ["if tpu:", "    pass", "else:", "    x = 1"]
 
 
-def test_one_of_several_statements_on_a_line_is_taken_out() -> None:
-    (cell,) = migrated("import os; os.environ['XLA_USE_BF16'] = '1'; x = 1")
-    mark, line = cell.splitlines()
-    assert line == "import os; x = 1"
-    assert "`os.environ['XLA_USE_BF16'] = '1'`" in mark
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("import os; os.environ['XLA_USE_BF16'] = '1'; x = 1", "import os; x = 1"),
+        ("os.environ['XLA_USE_BF16'] = '1'; os.putenv('XRT_A', '1'); x = 1", "x = 1"),
+        ("x = 1; os.environ['XLA_USE_BF16'] = '1'; os.putenv('XRT_A', '1')", "x = 1"),
+        ("if x: os.environ['XLA_USE_BF16'] = '1'", "if x: pass"),
+    ],
+)
+def test_statements_that_share_a_line_are_taken_out(before: str, after: str) -> None:
+    (cell,) = migrated(before)
+    *marks, line = cell.splitlines()
+    assert line == after
+    assert "`os.environ['XLA_USE_BF16'] = '1'`" in marks[0]
+
+
+def test_a_line_of_which_nothing_is_left_becomes_a_comment() -> None:
+    (cell,) = migrated("os.environ['XLA_USE_BF16'] = '1'; os.putenv('XRT_A', '1')")
+    assert not lines_left(cell)
 
 
 UPDATE = """\
@@ -453,11 +481,6 @@ def test_a_node_of_nbformat_is_taken_as_well() -> None:
     assert sources(migrate(node)) == [HEAD + "xm.save(torch_xla.device())"]
 
 
-def test_a_notebook_of_an_older_format_is_refused() -> None:
-    with pytest.raises(NotebookError, match="nbconvert --to notebook"):
-        migrate({"nbformat": 3, "worksheets": []})
-
-
 def test_what_only_the_old_backend_did_on_a_tpu_v2_or_v3_is_said() -> None:
     cell = REWRITTEN["the backend of torch.distributed"][0]
     report = migrate(notebook(cell)).report()
@@ -514,7 +537,14 @@ def test_a_changed_file_is_formatted_as_by_jupyter(train: bool) -> None:
     assert ("--- a new cell\n+++ a new cell\n" in migration.diff()) == train
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[]", "a JSON object")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "a JSON object"),
+        ('{"nbformat": 3, "worksheets": []}', "nbconvert --to notebook"),
+    ],
+)
 def test_text_that_is_not_a_notebook_is_refused(text: str, words: str) -> None:
     with pytest.raises(NotebookError, match=words):
         migrate_text(text)

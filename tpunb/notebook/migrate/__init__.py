@@ -1,4 +1,4 @@
-"""Rewrite notebooks that were written for older releases of torch_xla. Needs LibCST."""
+"""Rewrite notebooks that were written for older releases of torch_xla."""
 
 from tpunb.notebook.migrate.migrator import migrate, migrate_text
 from tpunb.notebook.migrate.report import Change, Migration

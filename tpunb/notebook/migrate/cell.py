@@ -1,36 +1,28 @@
-"""A code cell: its text, the Python that LibCST parses in its place, and edits to the text.
+"""A code cell: its text, the syntax tree of the Python in it, and edits to the text.
 
-LibCST is used to find and resolve names; the edits are spans of the cell's own text. Everything
-else, including magics and shell lines, therefore stays exactly as it is.
+Edits are spans of the cell's own text. Everything else, including comments, magics and shell
+lines, therefore stays exactly as it is.
 """
 
 from __future__ import annotations
 
 import ast
+import keyword
 import re
-from collections.abc import Mapping
+import tokenize
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from itertools import accumulate
 
-import libcst as cst
-from libcst.metadata import (
-    CodeRange,
-    MetadataWrapper,
-    PositionProvider,
-    WhitespaceInclusivePositionProvider,
-)
-
-from tpunb.notebook.convert import syntax
+from tpunb.notebook.convert import magics, syntax
 from tpunb.notebook.convert.syntax import Special
 from tpunb.notebook.migrate.report import MARK, Change, Kind
 
-PYTHON_BODY = frozenset(("time", "timeit", "capture", "prun", "tpu_train", "tpu_debug"))
+PYTHON_BODY = magics.UNWRAPPED.keys() | {"tpu_debug"}
 """Cell magics whose body is Python of the notebook."""
 SHELL_BODY = frozenset(("bash", "sh", "!", "system", "sx"))
 """Cell magics whose body is a shell script."""
-PAYLOAD = frozenset(("time", "timeit"))
-"""Line magics whose name is followed by a Python statement."""
 
 
 @dataclass
@@ -39,8 +31,10 @@ class CodeCell:
 
     index: int
     text: str
-    module: cst.Module | None = None
-    """None if the cell is not Python, or is a cell magic whose body is not Python."""
+    tree: ast.Module = field(default_factory=lambda: ast.Module([], []))
+    """Empty if the cell is not Python."""
+    python: bool = False
+    """False if the cell is not Python, or is a cell magic whose body is not Python."""
     shell: bool = False
     """True if the body is a shell script."""
     file: bool = False
@@ -48,89 +42,70 @@ class CodeCell:
     specials: dict[int, Special] = field(default_factory=dict)
     """Magics and shell lines, keyed by their first line, from 0."""
     changes: list[Change] = field(default_factory=list)
-    _shift: dict[int, int] = field(default_factory=dict)
+    _shift: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Lines in which the Python from a column on is further to the right in the text."""
     _spans: list[tuple[int, int, int, str]] = field(default_factory=list)
     _commented_out: set[int] = field(default_factory=set)
-    _last_line_is_deleted: bool = False
-    _starts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lines = self.text.split("\n")
-        offset = 0
-        for line in self.lines:
-            self._starts.append(offset)
-            offset += len(line) + 1
+        self._python = list(self.lines)
+        self._starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
         self._parse()
 
     # Reading
 
     def _parse(self) -> None:
+        """Parse the cell, with a Python statement in place of each magic and shell line."""
         if "\r" in self.text:
             self._skip("it has carriage returns")
             return
-        lines = list(self.lines)
-        top = -1
-        while (top := syntax.next_statement(lines, top + 1)) < len(lines):
-            if lines[top][:2] != "%%":
-                break
-            name = lines[top][2:].split(maxsplit=1)[0] if lines[top][2:].strip() else ""
+        lines = self._python
+        top = syntax.next_statement(lines, 0)
+        while top < len(lines) and lines[top].startswith("%%") and not self.file:
+            name = (lines[top][2:].split() or [""])[0]
             self.file = name in ("writefile", "file") and lines[top].rstrip().endswith(".py")
             if name not in PYTHON_BODY and not self.file:
                 self.shell = name in SHELL_BODY
                 return
             lines[top] = ""
-            if self.file:
-                break
+            top = syntax.next_statement(lines, top)
         automagic = _automagic(lines)
-        while not _is_python(lines):
+        while (tree := _parsed(lines)) is None:
             special = syntax.first_special(lines) or automagic
             if special is None or special.line in self.specials:
                 self._skip("it is not Python")
                 return
             self.specials[special.line] = special
-            self._cover(lines, special)
-        try:
-            self.module = cst.parse_module("\n".join(lines))
-        except cst.ParserSyntaxError:
-            self._skip("it is not Python")
-            return
+            self._cover(special)
+        self.tree, self.python = tree, True
 
-    @cached_property
-    def positions(self) -> Mapping[cst.CSTNode, CodeRange]:
-        """The positions of nodes in the Python that was parsed."""
-        assert self.module is not None
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        return cast("Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(PositionProvider))
-
-    @cached_property
-    def _wide(self) -> Mapping[cst.CSTNode, CodeRange]:
-        """Positions that include the parentheses around an expression."""
-        assert self.module is not None
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        return cast(
-            "Mapping[cst.CSTNode, CodeRange]", wrapper.resolve(WhitespaceInclusivePositionProvider)
-        )
-
-    def _cover(self, lines: list[str], special: Special) -> None:
+    def _cover(self, special: Special) -> None:
         """Replace special syntax with Python, line for line."""
         line = special.line
         python = "None" if special.assigns else "pass"
-        if special.kind == "magic" and special.name in PAYLOAD and special.count == 1:
-            argument = special.argument
-            if _is_python([argument]) and (at := self.lines[line].rfind(argument)) >= 0:
-                python = argument
-                self._shift[line] = at - len(special.before)
-        lines[line] = special.before + python
-        for rest in range(line + 1, line + special.count):
-            lines[rest] = ""
+        if special.kind == "magic" and special.name in magics.TIMED and special.count == 1:
+            code = magics.timed_code(special.argument, magics.TIMED[special.name])
+            if code and _parsed([code]) and (at := self.lines[line].rfind(code)) >= 0:
+                python = code
+                self._shift[line] = len(special.before), at - len(special.before)
+        rest = [""] * (special.count - 1)
+        self._python[line : line + special.count] = [special.before + python, *rest]
 
     def _skip(self, why: str) -> None:
         first = min(syntax.next_statement(self.lines, 0), len(self.lines) - 1)
         if self.lines[first].strip():
-            what = f"{why}: check it yourself"
-            self.changes.append(
-                Change(self.index, first + 1, "skipped", self.lines[first].strip(), what)
-            )
+            self.note(first, f"{why}: check it yourself", "skipped")
+
+    @cached_property
+    def _code(self) -> str:
+        """The text with comments and backslashes at the ends of lines blanked."""
+        lines = list(self.lines)
+        for token in tokenize.generate_tokens(iter(f"{line}\n" for line in self._python).__next__):
+            if token.type == tokenize.COMMENT:
+                line = lines[token.start[0] - 1]
+                lines[token.start[0] - 1] = line.removesuffix(token.string).ljust(len(line))
+        return "\n".join(lines).replace("\\\n", "  ")
 
     def command(self, line: int) -> str:
         """The text of the magic or shell line that begins at a line (from 0), without `!`."""
@@ -139,47 +114,73 @@ class CodeCell:
             return special.argument
         return f"%{special.name} {special.argument}"
 
-    def span(self, node: cst.CSTNode) -> tuple[int, int]:
+    def bare_span(self, node: ast.AST) -> tuple[int, int]:
+        """The span of a node in the cell's text, without parentheses around it."""
+        first, last = line_of(node), last_line_of(node)
+        start, end = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
+        return self._offset(first, start), self._offset(last, end)
+
+    def _offset(self, line: int, column: int) -> int:
+        """The offset in the text of a line (from 0) and a column, which counts UTF-8 bytes."""
+        text = self._python[line]
+        characters = column if text.isascii() else len(text.encode()[:column].decode())
+        first, shift = self._shift.get(line, (0, 0))
+        return self._starts[line] + characters + (shift if characters >= first else 0)
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
         """The span of a node in the cell's text, with the parentheses around it.
 
         The span of an argument includes its name and value, but not the comma.
         """
-        if isinstance(node, cst.Arg):
-            start = self.span(node.keyword or node.value)[0] - len(node.star)
+        start, end = self.bare_span(node)
+        if isinstance(node, ast.Starred | ast.keyword):
             return start, self.span(node.value)[1]
-        in_parentheses = isinstance(node, cst.BaseExpression) and node.lpar
-        place = (self._wide if in_parentheses else self.positions)[node]
-        return (
-            self.offset(place.start.line - 1, place.start.column),
-            self.offset(place.end.line - 1, place.end.column),
-        )
+        while isinstance(node, ast.expr):
+            before = self._code[:start].rstrip()
+            after = self.next_code(end)
+            called = re.search(r"\w+$|[)\]]$", before[:-1].rstrip())
+            if before[-1:] != "(" or self._code[after : after + 1] != ")":
+                break
+            if called is not None and not keyword.iskeyword(called[0]):
+                break  # the parentheses of a call
+            start, end = len(before) - 1, after + 1
+        return start, end
 
-    def offset(self, line: int, column: int) -> int:
-        """The offset in the text of a line (from 0) and column of the Python that was parsed."""
-        return self._starts[line] + column + self._shift.get(line, 0)
+    def line_span(self, line: int) -> tuple[int, int]:
+        """The span of a line (from 0)."""
+        return self._starts[line], self._starts[line] + len(self.lines[line])
 
-    def code(self, node: cst.CSTNode) -> str:
-        """The text of a node."""
+    def next_code(self, offset: int) -> int:
+        """The offset of the first character of code from an offset on."""
+        rest = self._code[offset:]
+        return offset + len(rest) - len(rest.lstrip())
+
+    def share_line(self, first: ast.AST, second: ast.AST) -> bool:
+        """Whether two consecutive statements are on one line, which backslashes may continue."""
+        between = self._python[last_line_of(first) : line_of(second)]
+        return all(line.endswith("\\") for line in between)
+
+    def begins_line(self, node: ast.AST) -> bool:
+        """Whether only white space precedes a node on its line."""
+        return not self._python[line_of(node)][: node.col_offset].strip()  # type: ignore[attr-defined]
+
+    def code(self, node: ast.AST) -> str:
         start, end = self.span(node)
         return self.text[start:end]
-
-    def line_of(self, node: cst.CSTNode) -> int:
-        """The line (from 0) on which a node starts."""
-        return self.positions[node].start.line - 1
 
     # Changing
 
     @property
     def edits(self) -> int:
-        """The number of edits."""
         return len(self._spans)
 
     def replace(self, start: int, end: int, text: str) -> None:
-        """Replace a span of the text."""
         self._spans.append((start, 2, end, text))
 
-    def replace_node(self, node: cst.CSTNode, text: str) -> None:
-        """Replace the text of a node."""
+    def insert(self, offset: int, text: str) -> None:
+        self.replace(offset, offset, text)
+
+    def replace_node(self, node: ast.AST, text: str) -> None:
         self.replace(*self.span(node), text)
 
     def note(self, line: int, what: str, kind: Kind = "rewritten", before: str = "") -> None:
@@ -188,12 +189,7 @@ class CodeCell:
         self.changes.append(Change(self.index, line + 1, kind, _one_line(shown), what))
 
     def mark(
-        self,
-        line: int,
-        advice: str,
-        *,
-        before: cst.CSTNode | None = None,
-        report: bool = True,
+        self, line: int, advice: str, *, before: ast.AST | None = None, report: bool = True
     ) -> None:
         """Put a comment above a line (from 0), unless it is already there.
 
@@ -205,7 +201,7 @@ class CodeCell:
             return
         self.insert_above(line, comment)
         if report and before is not None:
-            self.note(self.line_of(before), advice, "marked", self.code(before))
+            self.note(line_of(before), advice, "marked", self.code(before))
         elif report:
             self.note(line, advice, "marked")
 
@@ -220,8 +216,7 @@ class CodeCell:
 
     def insert_above(self, line: int, text: str) -> None:
         """Insert a line above a line (from 0), with the same indentation."""
-        at = self._starts[line]
-        self._spans.append((at, 1, at, f"{self.indent(line)}{text}\n"))
+        self.insert_text(line, f"{self.indent(line)}{text}\n")
 
     def insert_text(self, line: int, text: str) -> None:
         """Insert whole lines above a line (from 0)."""
@@ -232,22 +227,15 @@ class CodeCell:
         """Indent lines (from 0, inclusive) by one level."""
         for line in range(first, last + 1):
             if self.lines[line].strip():
-                self._spans.append((self._starts[line], 2, self._starts[line], "    "))
+                self.insert(self._starts[line], "    ")
 
     def insert_below(self, line: int, text: str, indent: str) -> None:
         """Insert a line below a line (from 0)."""
-        if line + 1 < len(self.lines):
-            at = self._starts[line + 1]
-            self._spans.append((at, 0, at, f"{indent}{text}\n"))
-        else:
-            self._spans.append((len(self.text), 3, len(self.text), f"\n{indent}{text}"))
+        at = self._starts[line + 1]
+        self._spans.append((at, 0, at, f"{indent}{text}\n"))
 
     def delete_line(self, line: int) -> None:
-        """Delete a line (from 0)."""
-        start = self._starts[line]
-        end = start + len(self.lines[line]) + 1
-        self._last_line_is_deleted |= end > len(self.text)
-        self.replace(start, min(end, len(self.text)), "")
+        self.replace(self._starts[line], self._starts[line + 1], "")
 
     def indent(self, line: int) -> str:
         """The white space at the beginning of a line."""
@@ -261,41 +249,46 @@ class CodeCell:
             if line in self._commented_out or not text.strip():
                 continue
             self._commented_out.add(line)
-            column = min(width, len(self.indent(line)))
             # The bar separates "%" and "!" from the start of the comment, because notebook
             # editors would treat them as a magic.
             bar = "| " if text.lstrip()[:1] in "!%" else ""
-            at = self._starts[line] + column
-            self._spans.append((at, 2, at, f"# {bar}"))
+            self.insert(self._starts[line] + min(width, len(self.indent(line))), f"# {bar}")
 
     def result(self) -> str:
         """Return the text with all edits."""
+        given = f"{self.text}\n"
         pieces: list[str] = []
         done = 0
         # Sorting is stable: insertions at one place keep their order.
         for start, _, end, text in sorted(self._spans, key=lambda span: (span[0], span[1])):
-            if end > start and self._in_comment(start, end):
+            if end > start and self.text.count("\n", 0, start) in self._commented_out:
                 continue
             if end <= done and start < done:
                 continue  # part of a span that was replaced as a whole
             if start < done:
                 raise AssertionError(f"edits overlap at {self.text[start:end]!r}")
-            pieces += [self.text[done:start], text]
+            pieces += [given[done:start], text]
             done = end
-        edited = "".join([*pieces, self.text[done:]])
-        return edited.removesuffix("\n") if self._last_line_is_deleted else edited
-
-    def _in_comment(self, start: int, end: int) -> bool:
-        first = self.text.count("\n", 0, start)
-        return first in self._commented_out
+        return "".join([*pieces, given[done:]]).removesuffix("\n")
 
 
-def _is_python(lines: list[str]) -> bool:
+def line_of(node: ast.AST) -> int:
+    """The line (from 0) on which a node starts."""
+    return node.lineno - 1  # type: ignore[attr-defined,no-any-return]
+
+
+def last_line_of(node: ast.AST) -> int:
+    """The line (from 0) on which a node ends."""
+    return node.end_lineno - 1  # type: ignore[attr-defined,no-any-return]
+
+
+def _parsed(lines: list[str]) -> ast.Module | None:
     try:
-        ast.parse("\n".join(lines))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+            return ast.parse("\n".join(lines))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def _automagic(lines: list[str]) -> Special | None:

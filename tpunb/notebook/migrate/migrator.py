@@ -89,18 +89,17 @@ def rewrite(cells: Sequence[CodeCell]) -> list[Change]:
     setup.apply()
     imports = NotebookImports(names, removals)
     setup.spmd(imports)
-    loaders = LoaderRewriter(names, imports, removals)
+    loaders, data_parallel = LoaderRewriter(imports), DataParallelRewriter(imports)
     loaders.apply()
-    data_parallel = DataParallelRewriter(names, imports, removals)
     data_parallel.apply()
-    CallRewriter(names, imports, removals, loaders, data_parallel).apply()
+    CallRewriter(imports, loaders.handled | data_parallel.handled).apply()
     setup.strings()
     for cell in cells:
         if cell.shell:
             setup.script(cell)
     imports.remove_gone()
     removals.apply()
-    unread = "\n".join(cell.text for cell in cells if cell.module is None)
+    unread = "\n".join(cell.text for cell in cells if not cell.python)
     imports.drop_unused(unread)
     return [
         change for cell in cells for change in sorted(cell.changes, key=lambda entry: entry.line)

@@ -1,27 +1,20 @@
-"""Resolution of a notebook's names by LibCST, with all cells as one module."""
+"""Resolution of a notebook's names, with all cells as one program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
-
-import libcst as cst
-from libcst.metadata import (
-    Assignment,
-    ImportAssignment,
-    MetadataWrapper,
-    ParentNodeProvider,
-    QualifiedNameSource,
-    Scope,
-    ScopeProvider,
-)
+from operator import attrgetter
+from typing import NamedTuple
 
 from tpunb.notebook import removed_apis
-from tpunb.notebook.migrate.cell import CodeCell
+from tpunb.notebook.migrate.cell import CodeCell, line_of
 from tpunb.notebook.removed_apis import RemovedApi
+from tpunb.notebook.scopes import Binding, ParsedCell, Scope, Scopes, dotted
 
 ROOTS = ("torch_xla", "torch_xla_py")
+BLOCKS = ("body", "orelse", "finalbody")
 
 
 @dataclass(frozen=True)
@@ -29,181 +22,149 @@ class RemovedApiUse:
     """A use of a removed name in code, except in an import."""
 
     cell: CodeCell
-    node: cst.Name | cst.Attribute
+    node: ast.expr
     row: RemovedApi
     imported: str
     """The imported dotted name through which it is reached."""
     certain: bool
     """False if the name may also refer to something that the notebook defines."""
 
-    @property
-    def plain(self) -> bool:
-        """True if it is reached by its full name, after `import a.b`, not by an alias."""
-        return isinstance(self.node, cst.Attribute) and self.cell.code(self.node) == self.row.old
-
 
 class NotebookNames:
-    """Scopes and parents over all cells that are Python."""
+    """Names, scopes and parents over all cells that are Python."""
 
     def __init__(self, cells: Sequence[CodeCell]) -> None:
-        self.cells = [cell for cell in cells if cell.module is not None]
-        self._cell_of: dict[cst.CSTNode, CodeCell] = {}
-        body: list[Any] = []
-        for cell in self.cells:
-            assert cell.module is not None
-            body += cell.module.body
-            self._cell_of.update(dict.fromkeys(cell.module.body, cell))
-        self.module = cst.Module(body=body)
-        wrapper = MetadataWrapper(self.module, unsafe_skip_copy=True)
-        self.scopes: Mapping[cst.CSTNode, Scope | None] = wrapper.resolve(ScopeProvider)
-        self.parents = cast(
-            "Mapping[cst.CSTNode, cst.CSTNode]", wrapper.resolve(ParentNodeProvider)
-        )
-        self._order = [
-            (cell, node) for top, cell in self._cell_of.items() for node in nodes_of(top)
-        ]
+        self.cells = {cell.index: cell for cell in cells if cell.python}
+        self.scopes = Scopes(ParsedCell(cell.index, cell.tree) for cell in self.cells.values())
+        self.parents = self.scopes.parents
+        self._cell_of: dict[ast.AST, CodeCell] = {}
+        for cell in self.cells.values():
+            placed = [node for node in ast.walk(cell.tree) if hasattr(node, "lineno")]
+            # Sorting is stable: of nodes at one place, the outer one is first.
+            placed.sort(key=attrgetter("lineno", "col_offset"))
+            self._cell_of.update(dict.fromkeys(placed, cell))
 
-    def walk(self) -> list[tuple[CodeCell, cst.CSTNode]]:
+    def walk(self) -> list[tuple[CodeCell, ast.AST]]:
         """Return every node with its cell, outer nodes first, in the order of the text."""
-        return self._order
+        return [(cell, node) for node, cell in self._cell_of.items()]
 
-    def cell_of(self, node: cst.CSTNode) -> CodeCell:
+    def cell_of(self, node: ast.AST) -> CodeCell:
         """The cell that contains a node."""
-        while node not in self._cell_of:
-            node = self.parents[node]
         return self._cell_of[node]
 
-    def top(self, node: cst.CSTNode) -> cst.CSTNode:
+    def scope(self, node: ast.AST) -> Scope | None:
+        """The scope in which a name, an import, a call or a target is."""
+        return self.scopes.scopes.get(node)
+
+    def bindings(self, node: ast.AST) -> list[Binding]:
+        """The bindings that the first part of a dotted name may refer to, without `del`."""
+        scope = self.scope(node)
+        bound = self.scopes.bindings(dotted(node).partition(".")[0], scope) if scope else []
+        return [one for one in bound if not isinstance(getattr(one.node, "ctx", None), ast.Del)]
+
+    def references(self, name: str, scope: Scope | None) -> list[ast.expr]:
+        """The nodes that read a name which code in a scope binds."""
+        home = scope and scope.find(name)
+        sites = self.scopes.references(name, home) if home else []
+        return [site.node for site in sites if isinstance(site.node, ast.expr)]
+
+    # Statements
+
+    def top(self, node: ast.AST) -> ast.stmt:
         """The top-level statement that contains a node."""
-        while node not in self._cell_of:
+        while not isinstance(parent := self.parents[node], ast.Module):
+            node = parent
+        assert isinstance(node, ast.stmt)
+        return node
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that contains a node."""
+        while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
 
-    def statement(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The innermost statement line or compound statement that contains a node."""
-        while not isinstance(node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
-            node = self.parents[node]
-        return node
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The block that a statement is in."""
+        parent = self.parents[statement]
+        blocks: list[list[ast.stmt]] = [getattr(parent, name, []) for name in BLOCKS]
+        return next(block for block in blocks if statement in block)
 
-    def line(self, node: cst.CSTNode) -> int:
-        """The first line (from 0) of the statement that contains a node.
+    def same_line(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The statements of a block that are on the same line as this one: `a = 1; b = 2`."""
+        cell, block = self.cell_of(statement), self.block(statement)
+        first = last = block.index(statement)
+        while first and cell.share_line(block[first - 1], block[first]):
+            first -= 1
+        while last + 1 < len(block) and cell.share_line(block[last], block[last + 1]):
+            last += 1
+        return block[first : last + 1]
+
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """Whether a statement shares its lines with no other."""
+        return self.same_line(statement) == [statement] and self._begins_line(statement)
+
+    def _begins_line(self, statement: ast.stmt) -> bool:
+        return self.cell_of(statement).begins_line(self.same_line(statement)[0])
+
+    def line(self, node: ast.AST) -> int:
+        """The first line (from 0) of the statement that contains a node, with its decorators.
 
         For a compound statement this is the line of the node's own clause.
         """
-        cell = self.cell_of(node)
         statement = self.statement(node)
-        if isinstance(statement, cst.SimpleStatementLine):
-            return cell.line_of(statement.body[0])
-        start = cell.line_of(statement)
-        # LibCST's position of a decorated function is its `def`; the decorators are above it.
-        lines = [
-            start,
-            *(cell.line_of(decorator) for decorator in getattr(statement, "decorators", ())),
-        ]
-        return min(lines)
+        while not self._begins_line(statement):  # `if x: a = 1`
+            parent = self.parents[statement]
+            if isinstance(parent, ast.Module):
+                break
+            statement = self.statement(parent)
+        first = self.same_line(statement)[0]
+        return min(map(line_of, (first, *getattr(first, "decorator_list", ()))))
 
-    def use(self, cell: CodeCell, node: cst.CSTNode) -> RemovedApiUse | None:
+    # Full names
+
+    def use(self, node: ast.AST) -> RemovedApiUse | None:
         """Return the use of a removed API by a name or dotted name; None if it is not one."""
-        root = root_of(node)
-        scope = self.scopes.get(node)
-        if root is None or scope is None:
+        names = self.full_names(node)
+        known = {name for name in names if name.partition(".")[0] in ROOTS}
+        rows = {row for name in known if (row := removed_apis.lookup_name(name)) is not None}
+        if not rows or not isinstance(node, ast.expr):
             return None
-        names = scope.get_qualified_names_for(cast("cst.Name | cst.Attribute", node))
-        imported = {
-            qualified.name for qualified in names if qualified.source is QualifiedNameSource.IMPORT
-        }
-        rows = {
-            row
-            for name in imported
-            if name.partition(".")[0] in ROOTS
-            and (row := removed_apis.lookup_name(name)) is not None
-        }
-        if not rows:
-            return None
-        certain = len(imported) == len(names) and len({row.new for row in rows}) == 1
-        row = sorted(rows, key=lambda row: row.old)[-1]
-        return RemovedApiUse(
-            cell,
-            cast("cst.Name | cst.Attribute", node),
-            row,
-            self._source(scope, root, row),
-            certain,
-        )
+        certain = "" not in names and len({row.new for row in rows}) == 1
+        row = max(rows, key=lambda row: row.old)
+        sources = [one.full for one in self.bindings(node) if one.full]
+        source = next((s for s in sources if f"{row.old}.".startswith(f"{s}.")), row.old)
+        return RemovedApiUse(self.cell_of(node), node, row, source, certain)
 
-    def _source(self, scope: Scope, root: str, row: RemovedApi) -> str:
-        for assignment in scope[root]:
-            if isinstance(assignment, ImportAssignment):
-                name = imported_name(assignment)
-                if name and (row.old == name or row.old.startswith(f"{name}.")):
-                    return name
-        return row.old
+    def full_names(self, node: ast.AST) -> set[str]:
+        """The possible full names of a name or dotted name; "" for the notebook's own names."""
+        _, dot, rest = dotted(node).partition(".")
+        return {(one.full and f"{one.full}{dot}{rest}") or "" for one in self.bindings(node)}
 
-    def full_names(self, call: cst.Call) -> Iterator[str]:
-        """Yield the possible full names of the called function."""
-        scope = self.scopes.get(call.func)
-        if scope is not None and root_of(call.func) is not None:
-            for qualified in scope.get_qualified_names_for(call.func):
-                yield qualified.name
+    def current_names(self, node: ast.AST) -> set[str]:
+        """The possible full names, with those of removed APIs followed to the current ones."""
+        names = self.full_names(node)
+        rows = [removed_apis.lookup_name(name) for name in names]
+        return names | {row.new for row in rows if row is not None and row.new}
 
-    def defined_here(self, node: cst.BaseExpression) -> bool:
+    def defined_here(self, node: ast.AST) -> bool:
         """Whether a value comes from the notebook itself and not from an imported module."""
-        root = root_of(node)
-        scope = self.scopes.get(node)
-        if root is None or scope is None:
-            return True
-        assignments = scope[root]
-        return not assignments or any(
-            not isinstance(assignment, ImportAssignment) for assignment in assignments
-        )
+        bindings = self.bindings(node)
+        return not bindings or any(binding.full is None for binding in bindings)
 
 
-def root_of(node: cst.CSTNode) -> str | None:
-    """`a` of `a.b.c`; None for anything but dotted names."""
-    while isinstance(node, cst.Attribute):
-        node = node.value
-    return node.value if isinstance(node, cst.Name) else None
+class Argument(NamedTuple):
+    """An argument of a call."""
+
+    node: ast.expr | ast.keyword
+    name: str
+    """"" for a positional argument, `*args` and `**kwargs`."""
+    value: ast.expr
+    star: bool
 
 
-def dotted(node: cst.CSTNode | None) -> str:
-    """The text of a dotted name; '' for other nodes."""
-    if isinstance(node, cst.Attribute):
-        return f"{dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""
-
-
-def imported_name(assignment: ImportAssignment) -> str:
-    """The dotted name to which an import binds a local name; "" for a relative import."""
-    node = assignment.node
-    if isinstance(node, cst.Import):
-        for alias in node.names:
-            name = dotted(alias.name)
-            local = dotted(alias.asname.name) if alias.asname else name.partition(".")[0]
-            if local == assignment.name.partition(".")[0]:
-                return name if alias.asname else local
-        return ""
-    if isinstance(node, cst.ImportFrom) and not isinstance(node.names, cst.ImportStar):
-        for alias in node.names:
-            name = dotted(alias.name)
-            if (dotted(alias.asname.name) if alias.asname else name) == assignment.name:
-                return f"{dotted(node.module)}.{name}"
-    return ""
-
-
-def references(scope: Scope, name: str) -> Iterator[cst.CSTNode]:
-    """Yield every node that reads a name of a scope."""
-    for assignment in scope[name]:
-        if isinstance(assignment, Assignment):
-            yield from (access.node for access in assignment.references)
-
-
-def nodes_of(top: cst.CSTNode) -> list[cst.CSTNode]:
-    """Return a node and all nodes in it except white space, outer nodes first."""
-    nodes = []
-    waiting = [top]
-    while waiting:
-        node = waiting.pop()
-        # White space has no names, and is the most frequent kind of node.
-        if not isinstance(node, cst.BaseParenthesizableWhitespace):
-            nodes.append(node)
-            waiting += reversed(node.children)
-    return nodes
+def arguments(call: ast.Call) -> list[Argument]:
+    """The arguments of a call, in the order of the text."""
+    given = [Argument(node, "", node, isinstance(node, ast.Starred)) for node in call.args]
+    for word in call.keywords:
+        given.append(Argument(word, word.arg or "", word.value, word.arg is None))
+    return sorted(given, key=lambda argument: (argument.node.lineno, argument.node.col_offset))

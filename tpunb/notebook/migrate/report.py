@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,24 +71,14 @@ class Migration:
 
     def diff(self) -> str:
         """Return a unified diff, cell by cell; empty if nothing changed."""
-        return "".join(self._diffs())
-
-    def pairs(self) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any]]]:
-        """Yield each cell of the new notebook with its original; None for an added cell."""
-        old = iter(self.original["cells"])
+        originals = zip(cell_labels(self.original), self.original["cells"], strict=True)
+        lines: list[str] = []
         for index, cell in enumerate(self.notebook["cells"]):
-            yield (None if index in self.added else next(old)), cell
-
-    def _diffs(self) -> Iterator[str]:
-        names = iter(cell_labels(self.original))
-        for old, new in self.pairs():
-            name = "a new cell" if old is None else next(names)
-            before, after = "" if old is None else text_of(old), text_of(new)
-            if before != after:
-                lines = difflib.unified_diff(
-                    before.split("\n") if before else [], after.split("\n"), name, name, lineterm=""
-                )
-                yield "\n".join(lines) + "\n"
+            name, old = ("a new cell", None) if index in self.added else next(originals)
+            before = text_of(old).split("\n") if old is not None and text_of(old) else []
+            after = text_of(cell).split("\n")
+            lines += difflib.unified_diff(before, after, name, name, lineterm="")
+        return "".join(f"{line}\n" for line in lines)
 
 
 def cell_labels(notebook: Mapping[str, Any]) -> list[str]:
@@ -96,11 +86,11 @@ def cell_labels(notebook: Mapping[str, Any]) -> list[str]:
     names = []
     code = 0
     for cell in notebook["cells"]:
-        if cell.get("cell_type") != "code":
+        if cell.get("cell_type") == "code":
+            code += 1
+            names.append(f"cell [{cell.get('execution_count') or code}]")
+        else:
             names.append(f"the {cell.get('cell_type')} cell below [{code}]")
-            continue
-        code += 1
-        names.append(f"cell [{cell.get('execution_count') or code}]")
     return names
 
 

@@ -19,6 +19,7 @@ LOAD = "%load_ext tpunb"
         "from accelerate import notebook_launcher\nnotebook_launcher(f)",
         "with x:\n    accelerate.notebook_launcher(f)",
         "start()",
+        "learner.start()",
     ],
 )
 def test_a_cell_that_starts_ranks_gets_the_magic_at_its_top(cell: str) -> None:
@@ -76,12 +77,6 @@ def test_a_notebook_without_a_place_for_the_magic_is_told() -> None:
     assert sources(made) == ["import torch_xla", "for x in data: step(x)"]
     [change] = made.changes
     assert (change.kind, change.what[:30]) == ("skipped", "no cell calls torch_xla.launch")
-
-
-def test_without_train_no_magic_is_added() -> None:
-    cell = "import torch_xla\ntorch_xla.launch(f)"
-    assert migrated(cell) == [cell]
-    assert not migrate(notebook(cell)).added
 
 
 def test_what_later_cells_need_becomes_a_cell_above_the_launch() -> None:

@@ -6,19 +6,16 @@ DataParallel. This is only done if no code outside depends on the names involved
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
-from typing import cast
-
-import libcst as cst
-from libcst.metadata import Assignment, GlobalScope, Scope
 
 from tpunb.notebook import removed_apis
-from tpunb.notebook.migrate.cell import CodeCell
-from tpunb.notebook.migrate.names import nodes_of, references
+from tpunb.notebook.migrate.cell import CodeCell, last_line_of, line_of
+from tpunb.notebook.migrate.imports import NotebookImports
+from tpunb.notebook.migrate.names import arguments
 from tpunb.notebook.migrate.report import MARK
-from tpunb.notebook.migrate.rewrites.base import Rewriter
+from tpunb.notebook.migrate.rewrites.calls import DEVICES
 
-DEVICES = f"{removed_apis.XM}.get_xla_supported_devices"
 GONE = "Each rank has its own device, `torch_xla.device()`."
 MOVED = "Created in the function for `torch_xla.launch`, once on each rank."
 NOTE = "DataParallel → torch_xla.launch: each rank runs the loop on its share of the batches"
@@ -48,190 +45,166 @@ class DataParallelUse:
     """A DataParallel object and the statements that use it."""
 
     name: str
-    made: cst.SimpleStatementLine
-    call: cst.Call
-    model: cst.BaseExpression
+    made: ast.stmt
+    func: ast.expr
+    model: ast.expr
+    devices: ast.Name | None
     cell: CodeCell
-    body: list[cst.CSTNode]
+    body: list[ast.stmt]
     """Consecutive statements of one cell, which become a function."""
-    devices: cst.Name | None
 
 
-class DataParallelRewriter(Rewriter):
+class DataParallelRewriter:
     """Rewrites a DataParallel if all its uses are visible; `CallRewriter` marks the others."""
+
+    def __init__(self, imports: NotebookImports) -> None:
+        self.imports = imports
+        self.names = imports.names
+        self.removals = imports.removals
+        self.globals = self.names.scopes.globals
+        self.handled: set[ast.AST] = set()
+        """The uses of the class that were rewritten."""
 
     def apply(self) -> None:
         """Make the edits, for only one object per notebook: the function's name must be unique."""
-        for cell, node in self.names.walk():
-            if isinstance(node, cst.Call) and not self._handled:
-                use = self.names.use(cell, node.func)
+        for _, node in self.names.walk():
+            if isinstance(node, ast.Call) and not self.handled:
+                use = self.names.use(node.func)
                 if use is not None and use.certain and use.row.old.endswith(".DataParallel"):
-                    replica = self._replica(cell, node)
-                    if replica is not None:
+                    replica = self._replica(node)
+                    if replica and self._is_closed(replica) and self._devices(replica):
                         self._rewrite(replica)
 
-    def _replica(self, cell: CodeCell, call: cst.Call) -> DataParallelUse | None:
-        assign = self.names.parents[call]
-        line = self.names.parents[assign]
+    def _replica(self, call: ast.Call) -> DataParallelUse | None:
+        made = self.names.parents[call]
         if (
-            not isinstance(assign, cst.Assign)
-            or not isinstance(line, cst.SimpleStatementLine)
-            or len(line.body) > 1
+            not isinstance(made, ast.Assign)
+            or not isinstance(self.names.parents[made], ast.Module)
+            or not self.names.is_alone(made)
+            or len(made.targets) != 1
+            or not isinstance(target := made.targets[0], ast.Name)
             or self.imports.is_taken("_mp_fn", "")
-            or len(assign.targets) != 1
-            or not isinstance(assign.targets[0].target, cst.Name)
-            or not isinstance(self.names.parents[line], cst.Module)
         ):
             return None
-        given = {
-            arg.keyword.value if arg.keyword else index: arg for index, arg in enumerate(call.args)
-        }
+        given = {one.name or index: one.value for index, one in enumerate(arguments(call))}
         model = given.pop("network", given.pop(0, None))
         devices = given.pop("device_ids", given.pop(1, None))
-        if model is None or given or (devices and not isinstance(devices.value, cst.Name)):
+        uses = self.names.references(target.id, self.globals)
+        if (
+            model is None
+            or given
+            or not isinstance(devices, ast.Name | None)
+            or len(self.globals.bindings[target.id]) != 1
+            or not uses
+            or not all(map(self._is_driven, uses))
+        ):
             return None
-        name = assign.targets[0].target.value
-        scope = cast("Scope", self.names.scopes[assign.targets[0].target])
-        uses = set(references(scope, name))
-        if len(list(scope[name])) != 1 or not uses or not all(map(self._is_driven, uses)):
-            return None
-        body = self._body(line, uses)
-        replica = DataParallelUse(
-            name,
-            line,
-            call,
-            model.value,
-            self.names.cell_of(next(iter(uses))),
-            body,
-            cast("cst.Name", devices.value) if devices else None,
-        )
-        return (
-            replica
-            if body and self._is_closed(replica, scope) and self._devices(replica, scope)
-            else None
-        )
+        cell = self.names.cell_of(uses[0])
+        body = self._body(cell, made, uses)
+        return DataParallelUse(target.id, made, call.func, model, devices, cell, body)
 
-    def _is_driven(self, node: cst.CSTNode) -> bool:
+    def _is_driven(self, node: ast.expr) -> bool:
         """`replica(loop, loader)` outside of functions."""
         call = self.names.parents[node]
         return (
-            isinstance(call, cst.Call)
+            isinstance(call, ast.Call)
             and call.func is node
             and len(call.args) == 2
-            and not any(arg.keyword or arg.star for arg in call.args)
-            and isinstance(self.names.scopes.get(node), GlobalScope)
+            and not any(argument.name or argument.star for argument in arguments(call))
+            and self.names.scope(node) is self.globals
         )
 
-    def _body(
-        self, assignment: cst.SimpleStatementLine, uses: set[cst.CSTNode]
-    ) -> list[cst.CSTNode]:
-        """The statements from the first to the last one that uses the object."""
-        cells = {self.names.cell_of(node).index for node in uses}
-        if len(cells) != 1:
+    def _body(self, cell: CodeCell, made: ast.stmt, uses: list[ast.expr]) -> list[ast.stmt]:
+        """The statements of a cell from the first to the last one that uses the object.
+
+        Empty if they cannot become a function.
+        """
+        if any(self.names.cell_of(node) is not cell for node in uses):
             return []
-        cell = self.names.cell_of(next(iter(uses)))
-        assert cell.module is not None
-        tops: list[cst.CSTNode] = list(cell.module.body)
+        tops = cell.tree.body
         places = [tops.index(self.names.top(node)) for node in uses]
-        first = tops.index(assignment) + 1 if assignment in tops else min(places)
+        first = tops.index(made) + 1 if made in tops else min(places)
         end = max(places) + 1
         # `accuracy = 0` above the loop is moved as well.
         top = first
         while (grown := self._first(tops, top, end)) < top:
             top = grown
-        if assignment in tops and top < first:
-            return []
         body = tops[top:end]
-        lines = range(cell.line_of(body[0]), cell.positions[body[-1]].end.line)
-        if any(line in cell.specials for line in lines):
+        lines = range(line_of(body[0]), last_line_of(body[-1]) + 1)
+        if (
+            (made in tops and top < first)
+            or any(line in cell.specials for line in lines)
+            or self.names.same_line(body[0])[0] is not body[0]
+            or self.names.same_line(body[-1])[-1] is not body[-1]
+        ):
             return []
         return body
 
-    def _first(self, tops: list[cst.CSTNode], first: int, end: int) -> int:
-        """The index of the first statement that binds a name which the range binds as well."""
-        inside = {node for top in tops[first:end] for node in nodes_of(top)}
-        scope = next(
-            entry for entry in self.names.scopes.values() if isinstance(entry, GlobalScope)
-        )
-        bound = [entry for entry in scope.assignments if isinstance(entry, Assignment)]
-        names = {entry.name for entry in bound if entry.node in inside}
-        places = [
-            tops.index(top)
-            for entry in bound
-            if entry.name in names and (top := self.names.top(entry.node)) in tops
-        ]
-        return min([first, *places])
-
-    def _is_closed(self, replica: DataParallelUse, scope: Scope) -> bool:
-        """Whether no name that the statements bind is bound or read outside them."""
-        inside = {node for top in replica.body for node in nodes_of(top)}
-        for node in inside:
-            if isinstance(node, (cst.Global, cst.Import, cst.ImportFrom)):
-                return False
-            if isinstance(
-                node, (cst.SimpleString, cst.FormattedString)
-            ) and "\n" in replica.cell.code(node):
-                return False  # its lines would be indented
-        bound = {
-            entry.name
-            for entry in scope.assignments
-            if isinstance(entry, Assignment) and entry.node in inside
+    def _bound(self, body: list[ast.stmt]) -> set[str]:
+        """The global names that statements bind."""
+        inside = _nodes(body)
+        return {
+            name
+            for name, bindings in self.globals.bindings.items()
+            if any(binding.node in inside for binding in bindings)
         }
-        for name in bound:
-            if not all(
-                isinstance(entry, Assignment) and entry.node in inside for entry in scope[name]
-            ):
-                return False
-            if not set(references(scope, name)) <= inside:
-                return False
-        return True
 
-    def _devices(self, replica: DataParallelUse, scope: Scope) -> bool:
+    def _first(self, tops: list[ast.stmt], first: int, end: int) -> int:
+        """The index of the first statement that binds a name which the range binds as well."""
+        homes = [
+            self.names.top(binding.node)
+            for name in self._bound(tops[first:end])
+            for binding in self.globals.bindings[name]
+        ]
+        return min([first, *(tops.index(home) for home in homes if home in tops)])
+
+    def _is_closed(self, replica: DataParallelUse) -> bool:
+        """Whether no name that the statements bind is bound or read outside them."""
+        inside = _nodes(replica.body)
+        for node in inside:
+            if isinstance(node, ast.Global | ast.Import | ast.ImportFrom):
+                return False
+            if isinstance(node, ast.Constant | ast.JoinedStr) and "\n" in replica.cell.code(node):
+                return False  # the lines of a string would be indented
+        for name in self._bound(replica.body):
+            bound = [binding.node for binding in self.globals.bindings[name]]
+            if not inside.issuperset([*bound, *self.names.references(name, self.globals)]):
+                return False
+        return bool(replica.body)
+
+    def _devices(self, replica: DataParallelUse) -> bool:
         """Whether the list of devices is only used for DataParallel and its length."""
         if replica.devices is None:
             return True
-        name = replica.devices.value
-        assignments = list(scope[name])
-        if len(assignments) != 1 or not isinstance(assignments[0], Assignment):
+        bindings = self.names.bindings(replica.devices)
+        if len(bindings) != 1 or bindings[0].full is not None:
             return False
-        statement = self.names.statement(assignments[0].node)
-        text = [
-            name
-            for node in nodes_of(statement)
-            if isinstance(node, cst.Call)
-            for name in self.names.full_names(node)
-        ]
+        made = self.names.statement(bindings[0].node)
+        called = [node.func for node in ast.walk(made) if isinstance(node, ast.Call)]
+        current = set[str]().union(*map(self.names.current_names, called))
         lengths = [
-            self.names.parents[self.names.parents[node]]
-            for node in set(references(scope, name))
+            self.names.parents[node]
+            for node in self.names.references(replica.devices.id, self.globals)
             if node is not replica.devices
         ]
-        current = {
-            row.new if row and row.new else length
-            for length in text
-            if (row := removed_apis.lookup_name(length)) or length
-        }
-        if DEVICES not in current or not isinstance(statement, cst.SimpleStatementLine):
-            return False
-        if not all(
-            isinstance(length, cst.Call) and getattr(length.func, "value", "") == "len"
-            for length in lengths
+        if (
+            DEVICES not in current
+            or hasattr(made, "body")
+            or not all(getattr(getattr(node, "func", None), "id", "") == "len" for node in lengths)
         ):
             return False
-        self.removals.remove(statement.body[0], GONE)
-        world = self.imports.spelled(
-            f"{removed_apis.XR}.world_size", replica.cell, replica.call.func
-        )
+        self.removals.add(made, GONE)
+        world = self.imports.spelled(f"{removed_apis.XR}.world_size", replica.func)
         for length in lengths:
             self.names.cell_of(length).replace_node(length, f"{world}()")
         return True
 
     def _rewrite(self, replica: DataParallelUse) -> None:
-        cell, func = replica.cell, replica.call.func
-        self._handled.add(func)
+        cell = replica.cell
+        self.handled.add(replica.func)
 
         def name(full: str) -> str:
-            return self.imports.spelled(full, cell, func)
+            return self.imports.spelled(full, replica.func)
 
         head = HEAD.format(
             mark=MARK,
@@ -247,10 +220,12 @@ class DataParallelRewriter(Rewriter):
             reduce=name(f"{removed_apis.XM}.mesh_reduce"),
         )
         self.removals.add(replica.made, MOVED)
-        first = self.names.line(replica.body[0])
-        end = cell.positions[replica.body[-1]].end
-        last = max(first, end.line - 1 if end.column else end.line - 2)
+        first, last = self.names.line(replica.body[0]), last_line_of(replica.body[-1])
         cell.insert_text(first, head)
         cell.indent_lines(first, last)
         cell.insert_below(last, TAIL.format(launch=name("torch_xla.launch")), "")
         cell.note(first, NOTE)
+
+
+def _nodes(body: list[ast.stmt]) -> set[ast.AST]:
+    return {node for statement in body for node in ast.walk(statement)}

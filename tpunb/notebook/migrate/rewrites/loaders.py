@@ -2,139 +2,124 @@
 
 from __future__ import annotations
 
-import libcst as cst
+import ast
 
 from tpunb.notebook import removed_apis
-from tpunb.notebook.migrate.cell import CodeCell
-from tpunb.notebook.migrate.names import references
-from tpunb.notebook.migrate.rewrites.base import Rewriter
+from tpunb.notebook.migrate.imports import NotebookImports
+from tpunb.notebook.migrate.names import arguments
 
 NEW = "MpDeviceLoader"
 
 
-class LoaderRewriter(Rewriter):
+class LoaderRewriter:
     """Rewrites a ParallelLoader if all its uses are visible; `CallRewriter` marks the others."""
+
+    def __init__(self, imports: NotebookImports) -> None:
+        self.imports = imports
+        self.names = imports.names
+        self.removals = imports.removals
+        self.handled: set[ast.AST] = set()
+        """The uses of the class that were rewritten."""
 
     def apply(self) -> None:
         """Make the edits."""
-        makers = [
-            (cell, node)
-            for cell, node in self.names.walk()
-            if isinstance(node, cst.Call) and self._makes(cell, node)
-        ]
-        for cell, call in makers:
-            if call not in self.removals and call.func not in self._handled:
-                self._direct(cell, call) or self._named(cell, call)
+        for _, node in self.names.walk():
+            if not isinstance(node, ast.Call) or node in self.removals:
+                continue
+            if self._makes(node) and node.func not in self.handled and not self._direct(node):
+                self._named(node)
 
-    def _makes(self, cell: CodeCell, call: cst.Call) -> bool:
-        use = self.names.use(cell, call.func)
+    def _makes(self, call: ast.Call) -> bool:
+        use = self.names.use(call.func)
         return use is not None and use.certain and use.row.old.endswith(".ParallelLoader")
 
-    def _device(self, cell: CodeCell, call: cst.Call) -> cst.BaseExpression | None:
+    def _device(self, call: ast.Call) -> str | None:
         """The only device of `ParallelLoader(loader, [device])`."""
-        positional = [arg for arg in call.args if arg.keyword is None and not arg.star]
-        devices = [arg for arg in call.args if arg.keyword and arg.keyword.value == "devices"]
-        devices += positional[1:2]
-        if len(positional) not in (1, 2) or len(devices) != 1:
+        devices = _devices(call)
+        if not 1 <= len(call.args) <= 2 or len(devices) != 1:
             return None
-        value = devices[0].value
-        if not isinstance(value, (cst.List, cst.Tuple)) or len(value.elements) != 1:
+        value = devices[0]
+        if not isinstance(value, ast.List | ast.Tuple) or len(value.elts) != 1:
             return None
-        element = value.elements[0]
-        return element.value if isinstance(element, cst.Element) else None
+        starred = isinstance(value.elts[0], ast.Starred)
+        return None if starred else self.names.cell_of(call).code(value.elts[0])
 
-    def _asks(self, cell: CodeCell, node: cst.CSTNode, device: str) -> cst.Call | None:
-        """The call `x.per_device_loader(device)` around an expression x."""
+    def _request(self, node: ast.AST, device: str | None) -> ast.Call | None:
+        """The call `x.per_device_loader(device)` around an expression x.
+
+        None for `next(x.per_device_loader(device))`: the new loader is not an iterator.
+        """
         attribute = self.names.parents[node]
-        if not isinstance(attribute, cst.Attribute) or attribute.value is not node:
-            return None
         call = self.names.parents[attribute]
+        around = self.names.parents.get(call)
         if (
-            attribute.attr.value != "per_device_loader"
-            or not isinstance(call, cst.Call)
-            or call.func is not attribute
-            or [self.names.cell_of(call).code(arg.value) for arg in call.args] != [device]
+            not isinstance(attribute, ast.Attribute)
+            or attribute.attr != "per_device_loader"
+            or not isinstance(call, ast.Call)
+            or [self.names.cell_of(call).code(arg.node) for arg in arguments(call)] != [device]
+            or (isinstance(around, ast.Call) and getattr(around.func, "id", "") == "next")
         ):
             return None
         return call
 
-    def _direct(self, cell: CodeCell, call: cst.Call) -> bool:
+    def _direct(self, call: ast.Call) -> bool:
         """`ParallelLoader(loader, [device]).per_device_loader(device)`."""
-        device = self._device(cell, call)
-        asked = None if device is None else self._asks(cell, call, cell.code(device))
-        if device is None or asked is None or self._advances(asked):
-            return False
-        self._make(cell, call, device)
-        cell.replace(cell.span(call)[1], cell.span(asked)[1], "")
-        return True
+        request = self._request(call, self._device(call))
+        if request is not None:
+            self._make(call)
+            self._drop_request(call, request)
+        return request is not None
 
-    def _named(self, cell: CodeCell, call: cst.Call) -> bool:
+    def _named(self, call: ast.Call) -> None:
         """`x = ParallelLoader(loader, [device])`, then only `x.per_device_loader(device)`."""
         assign = self.names.parents[call]
-        if not isinstance(assign, cst.Assign) or len(assign.targets) != 1:
-            return False
-        target = assign.targets[0].target
-        scope = self.names.scopes.get(target)
-        if not isinstance(target, cst.Name) or scope is None:
-            return False
-        makers: list[tuple[CodeCell, cst.Call, cst.BaseExpression]] = []
-        for assignment in scope[target.value]:
-            node = getattr(assignment, "node", None)
-            maker = self._maker(node) if isinstance(node, cst.Name) else None
-            if assignment.scope is not scope or maker is None:
-                return False
-            makers.append(maker)
-        devices = {maker[0].code(maker[2]) for maker in makers}
-        if len(devices) != 1:
-            return False
-        asked = []
-        for node in set(references(scope, target.value)):
-            if isinstance(self.names.parents[node], cst.Del):
-                continue
-            request = self._asks(self.names.cell_of(node), node, next(iter(devices)))
-            if request is None or self._advances(request):
-                return False
-            asked.append((node, request))
-        for where, maker_call, device in makers:
-            self._make(where, maker_call, device)
-        for node, request in asked:
-            where = self.names.cell_of(node)
-            where.replace(where.span(node)[1], where.span(request)[1], "")
-            where.note(self.names.line(node), f"{where.code(request)} → {where.code(node)}")
-        return True
+        if not isinstance(assign, ast.Assign) or not isinstance(assign.targets[0], ast.Name):
+            return
+        target = assign.targets[0]
+        makers = [self._maker(binding.node) for binding in self.names.bindings(target)]
+        devices = {self._device(maker) if maker is not None else None for maker in makers}
+        nodes = self.names.references(target.id, self.names.scope(target))
+        requests = [(node, self._request(node, next(iter(devices)))) for node in nodes]
+        if len(devices) > 1 or None in devices or not all(request for _, request in requests):
+            return
+        for maker in makers:
+            if maker is not None:
+                self._make(maker)
+        for node, request in requests:
+            if request is not None:
+                cell = self.names.cell_of(node)
+                self._drop_request(node, request)
+                cell.note(self.names.line(node), f"{cell.code(request)} → {cell.code(node)}")
 
-    def _maker(self, target: cst.Name) -> tuple[CodeCell, cst.Call, cst.BaseExpression] | None:
-        """The ParallelLoader that is assigned to a name, with its only device."""
-        parent = self.names.parents[target]
-        assign = self.names.parents[parent]
-        if not isinstance(parent, cst.AssignTarget) or not isinstance(assign, cst.Assign):
+    def _maker(self, target: ast.AST) -> ast.Call | None:
+        """The ParallelLoader that is assigned to a name."""
+        assign = self.names.parents[target]
+        if not isinstance(assign, ast.Assign) or not isinstance(assign.value, ast.Call):
             return None
-        cell = self.names.cell_of(assign)
-        if not isinstance(assign.value, cst.Call) or not self._makes(cell, assign.value):
-            return None
-        device = self._device(cell, assign.value)
-        return None if device is None else (cell, assign.value, device)
+        return assign.value if target in assign.targets and self._makes(assign.value) else None
 
-    def _advances(self, asked: cst.Call) -> bool:
-        """`next(x.per_device_loader(device))`: the new loader is not an iterator."""
-        around = self.names.parents[self.names.parents[asked]]
-        return isinstance(around, cst.Call) and getattr(around.func, "value", None) == "next"
+    def _drop_request(self, node: ast.expr, request: ast.Call) -> None:
+        cell = self.names.cell_of(node)
+        cell.replace(cell.span(node)[1], cell.bare_span(request)[1], "")
 
-    def _make(self, cell: CodeCell, call: cst.Call, device: cst.BaseExpression) -> None:
-        self._handled.add(call.func)
-        if isinstance(call.func, cst.Attribute):
-            cell.replace_node(call.func.attr, NEW)
+    def _make(self, call: ast.Call) -> None:
+        cell = self.names.cell_of(call)
+        self.handled.add(call.func)
+        if isinstance(call.func, ast.Attribute):
+            end = cell.bare_span(call.func)[1]
+            cell.replace(end - len(call.func.attr), end, NEW)
         else:
-            cell.replace_node(
-                call.func, self.imports.spelled(f"{removed_apis.PL}.{NEW}", cell, call.func)
-            )
-        devices = self.names.parents[self.names.parents[device]]
-        start, end = cell.span(devices)
-        cell.replace(start, end, cell.code(device))
-        arg = self.names.parents[devices]
-        if isinstance(arg, cst.Arg) and arg.keyword is not None:
-            cell.replace_node(arg.keyword, "device")
-        for argument in call.args:
-            if argument.keyword is not None and argument.keyword.value == "cpu_loader":
-                cell.replace_node(argument.keyword, "loader")
+            new = self.imports.spelled(f"{removed_apis.PL}.{NEW}", call.func)
+            cell.replace_node(call.func, new)
+        cell.replace_node(_devices(call)[0], self._device(call) or "")
+        for word in call.keywords:
+            if word.arg in ("devices", "cpu_loader"):
+                start = cell.bare_span(word)[0]
+                new = "device" if word.arg == "devices" else "loader"
+                cell.replace(start, start + len(word.arg), new)
         cell.note(self.names.line(call), f"ParallelLoader → {NEW}")
+
+
+def _devices(call: ast.Call) -> list[ast.expr]:
+    named = [word.value for word in call.keywords if word.arg == "devices"]
+    return named + call.args[1:2]

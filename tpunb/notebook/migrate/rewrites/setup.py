@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
-import libcst as cst
-from libcst.metadata import GlobalScope
-
 from tpunb.notebook import removed_apis, torch_installs
-from tpunb.notebook.migrate.cell import CodeCell
-from tpunb.notebook.migrate.imports import NotebookImports
-from tpunb.notebook.migrate.names import NotebookNames, dotted, nodes_of
+from tpunb.notebook.migrate.cell import CodeCell, line_of
+from tpunb.notebook.migrate.imports import Import, NotebookImports
+from tpunb.notebook.migrate.names import NotebookNames
 from tpunb.notebook.migrate.statements import Removals
+from tpunb.notebook.scopes import dotted
 
 SIGNS = ("tpu-pytorch/wheels", "update_server_xrt", "_VersionConfig", ":8475/requestversion")
 """Text that only occurs in cells which install the XRT runtime by hand, as in 2019 and 2020."""
@@ -20,7 +19,9 @@ SETUP = (
     f"elsewhere: {removed_apis.INSTALL_PAIR}."
 )
 UNINSTALL = "The installed torch matches the installed torch_xla."
+BACKEND = "pjrt:// → xla://; on a TPU v2 or v3, for one core only"
 LIBRARIES = "The XRT runtime, whose libraries were in this folder, no longer exists."
+NO_ADDRESS = "A TPU is now part of the machine and has no address."
 EXPORTS = re.compile(r"^\s*(?:export|%env|%set_env)\s+(\w+)[=\s]")
 _SET_FOR_COMMAND = re.compile(
     r"(?:^|[;&|(])\s*(?:env\s+)?((?:\w+=(?:\"[^\"]*\"|'[^']*'|[^\s;&|\"'])*\s+)+)(?=[^\s;&|])"
@@ -44,84 +45,85 @@ class SetupRewriter:
         self.removals = removals
         self._gone: set[str] = set()
         """Global names whose assignment is removed."""
-        self._done: set[cst.CSTNode] = set()
+        self._done: set[ast.AST] = set()
         """Statements that were rewritten."""
-        self._lines: dict[tuple[int, int], cst.SimpleStatementLine] = {}
-        for cell, node in names.walk():
-            if cell.specials and isinstance(node, cst.SimpleStatementLine):
-                self._lines[cell.index, cell.line_of(node.body[0])] = node
-        self.old = any(self._is_setup(cell) for cell in names.cells)
+        self._commands = {
+            (cell.index, line): cell.command(line)
+            for cell in names.cells.values()
+            for line in cell.specials
+        }
+        """The texts of magics and shell lines, by cell and line (from 0)."""
+        self._statements = {
+            (cell.index, line_of(node)): node
+            for cell, node in names.walk()
+            if isinstance(node, ast.stmt) and line_of(node) in cell.specials
+        }
+        """The statements that stand for magics and shell lines."""
+        self._signed = [cell for cell in names.cells.values() if _has_sign(cell)]
+        commands = "\n".join(self._commands.values())
+        self.old = bool(self._signed) or any(row.old in commands for row in removed_apis.COMMANDS)
 
     def apply(self) -> None:
         """Remove set-up: shell lines, assignments of variables, whole cells."""
-        for cell in self.names.cells:
-            if self._has_sign(cell):
-                self._cell(cell)
-        commands = {
-            (cell.index, line): cell.command(line)
-            for cell in self.names.cells
-            for line in cell.specials
-        }
-        gone = {place: self.advice(command) for place, command in commands.items()}
+        for cell in self._signed:
+            self._cell(cell)
+        gone = {place: self.advice(command) for place, command in self._commands.items()}
         # The remaining commands must install a pair without the removed ones.
         halves = torch_installs.half_pairs(
-            [(place, command) for place, command in commands.items() if gone[place] is None]
+            [(place, text) for place, text in self._commands.items() if gone[place] is None]
         )
-        for cell in self.names.cells:
-            for line in cell.specials:
-                advice = gone[cell.index, line]
-                if (cell.index, line) in halves:
-                    if torch_installs.only_the_pair(cell.command(line)):
-                        advice = f"{torch_installs.WHY}."
-                    else:
-                        cell.mark(line, f"{torch_installs.WHY}.")
-                special = cell.specials[line]
-                if advice is not None and not special.assigns:
-                    command = cell.command(line)
-                    in_shell = special.kind == "shell" or special.name == "pip"
-                    if in_shell and self._does_more(command):
-                        cell.mark(line, advice)
-                    else:
-                        self.removals.add(self._lines[cell.index, line], advice)
-                elif special.kind in ("shell", "capture"):
-                    for reason in _kept_reasons(cell.command(line)):
-                        cell.mark(line, reason)
-                elif removed_apis.is_node_address(cell.command(line), cell.command(line)):
-                    cell.mark(line, removed_apis.ADDRESS_GONE)
-        for cell in self.names.cells:
-            self._form(cell)
+        for (index, line), command in self._commands.items():
+            cell, advice = self.names.cells[index], gone[index, line]
+            if (index, line) in halves:
+                if torch_installs.only_the_pair(command):
+                    advice = f"{torch_installs.WHY}."
+                else:
+                    cell.mark(line, f"{torch_installs.WHY}.")
+            special = cell.specials[line]
+            if advice is not None and not special.assigns:
+                in_shell = special.kind == "shell" or special.name == "pip"
+                if in_shell and self._does_more(command):
+                    cell.mark(line, advice)
+                else:
+                    self.removals.add(self._statements[index, line], advice)
+            elif special.kind in ("shell", "capture"):
+                for reason in _kept_reasons(command):
+                    cell.mark(line, reason)
+            elif removed_apis.is_node_address(command, command):
+                cell.mark(line, removed_apis.ADDRESS_GONE)
         for cell, node in self.names.walk():
-            if isinstance(node, (cst.Assign, cst.Expr, cst.Assert)) and node not in self.removals:
+            if isinstance(node, ast.Assign | ast.Expr | ast.Assert) and node not in self.removals:
+                if isinstance(node, ast.Assign):
+                    self._form(cell, node)
                 self._variable(cell, node)
 
     def strings(self) -> None:
         """Mark the rest: removed variables that are read, removed commands in strings."""
         for cell, node in self.names.walk():
-            if isinstance(node, cst.FormattedStringText) and node not in self.removals:
-                self._address(cell, node, node.value)
-            if not isinstance(node, cst.SimpleString) or node in self.removals:
+            if not isinstance(node, ast.Constant) or node in self.removals:
                 continue
-            text = node.raw_value
+            text, parent = node.value, self.names.parents[node]
+            if not isinstance(text, str):
+                continue
+            if isinstance(parent, ast.JoinedStr):
+                self._address(cell, node, text)
+                continue
             if text.startswith("pjrt://"):
-                start, end = cell.span(node)
-                cell.replace(start, end, cell.text[start:end].replace("pjrt://", "xla://", 1))
-                cell.note(
-                    cell.line_of(node), "pjrt:// → xla://; on a TPU v2 or v3, for one core only"
-                )
+                cell.replace_node(node, cell.code(node).replace("pjrt://", "xla://", 1))
+                cell.note(line_of(node), BACKEND)
+                continue
+            if isinstance(parent, ast.Expr):  # a docstring, or a string that is never read
                 continue
             row = removed_apis.lookup_variable(text)
             if row is None and len(text) < 400:
-                row = next(
-                    (command for command in removed_apis.COMMANDS if command.old in text), None
-                )
-            if row is not None and row.new == SPMD and self.names.statement(node) in self._done:
-                continue
-            if row is not None and not _is_statement(self.names, node):
-                cell.mark(self.names.line(node), f"{row.old}: {row.advice}")
-            elif row is None and not _is_statement(self.names, node):
+                commands = (command for command in removed_apis.COMMANDS if command.old in text)
+                row = next(commands, None)
+            if row is None:
                 self._address(cell, node, text)
+            elif row.new != SPMD or self.names.statement(node) not in self._done:
+                cell.mark(self.names.line(node), f"{row.old}: {row.advice}")
 
-    def _address(self, cell: CodeCell, node: cst.CSTNode, text: str) -> None:
+    def _address(self, cell: CodeCell, node: ast.AST, text: str) -> None:
         """Mark the address of a TPU node, unless the variable in the same statement is marked."""
         around = cell.code(self.names.statement(node))
         marked = any(
@@ -141,16 +143,13 @@ class SetupRewriter:
                 return _retired(export.group(1), row)
             if export.group(1) == "LD_LIBRARY_PATH" and "/usr/local/lib" in command and self.old:
                 return LIBRARIES
-            return (
-                removed_apis.ADDRESS_GONE
-                if removed_apis.is_node_address(command, command)
-                else None
-            )
-        if "torch_xla.distributed.xla_dist" in command or re.search(r"\bxla_dist\b", command):
+            address = removed_apis.is_node_address(command, command)
+            return removed_apis.ADDRESS_GONE if address else None
+        if re.search(r"\bxla_dist\b", command):
             return _on_all_hosts(command)
-        if any(row.old in command for row in removed_apis.COMMANDS):
-            return SETUP
-        if self._gone & {a or b for a, b in INTERPOLATED.findall(command)}:
+        if any(row.old in command for row in removed_apis.COMMANDS) or (
+            self._gone & _interpolated(command)
+        ):
             return SETUP
         if self.old and re.search(r"\bpip3? uninstall\b.*\btorch(?:_xla|vision)?\b", command):
             return UNINSTALL
@@ -192,152 +191,107 @@ class SetupRewriter:
 
     # Whole cells
 
-    def _is_setup(self, cell: CodeCell) -> bool:
-        commands = [cell.command(line) for line in cell.specials]
-        return self._has_sign(cell) or any(
-            row.old in command for row in removed_apis.COMMANDS for command in commands
-        )
-
-    def _has_sign(self, cell: CodeCell) -> bool:
-        assert cell.module is not None
-        return any(
-            sign in node.value
-            for top in cell.module.body
-            for node in nodes_of(top)
-            if isinstance(node, (cst.SimpleString, cst.Name))
-            for sign in SIGNS
-        )
-
     def _cell(self, cell: CodeCell) -> None:
         """Remove a set-up cell of 2020, except imports and names that other cells use."""
-        assert cell.module is not None
-        kept: set[cst.CSTNode] = set()
-        body: list[cst.CSTNode] = list(cell.module.body)
-        for top in body:
-            if isinstance(top, cst.SimpleStatementLine) and isinstance(
-                top.body[0], (cst.Import, cst.ImportFrom)
-            ):
-                kept.add(top)
-        scope = next(
-            (
-                assignment
-                for assignment in self.names.scopes.values()
-                if isinstance(assignment, GlobalScope)
-            ),
-            None,
-        )
-        readers: dict[cst.CSTNode, set[cst.CSTNode]] = {}
-        bound: dict[cst.CSTNode, set[str]] = {}
-        for assignment in scope.assignments if scope is not None else ():
-            node = getattr(assignment, "node", None)
-            if (
-                node is None
-                or node not in self.names.parents
-                or self.names.cell_of(node) is not cell
-            ):
-                continue
-            top = self.names.top(node)
-            bound.setdefault(top, set()).add(assignment.name)
-            readers.setdefault(top, set()).update(access.node for access in assignment.references)
-        grown = True
-        while grown:
-            grown = False
-            for top in body:
-                if top not in kept and any(
-                    self.names.cell_of(node) is not cell or self.names.top(node) in kept
-                    for node in readers.get(top, ())
-                ):
-                    kept.add(top)
-                    grown = True
-        for top in body:
-            if top not in kept and not self._stays(cell, top):
-                self.removals.add(top, SETUP)
-                self._gone |= bound.get(top, set())
-
-    def _stays(self, cell: CodeCell, top: cst.CSTNode) -> bool:
-        """Whether a statement of a set-up cell is a shell line unrelated to the set-up."""
-        special = cell.specials.get(self.names.line(top))
-        if special is None:
-            return False
-        command = cell.command(special.line)
-        install = re.match(r"\s*%?pip3? install", command)
-        return install is not None and "torch" not in command.lower() and "$" not in command
-
-    def _form(self, cell: CodeCell) -> None:
-        """Remove `VERSION = "nightly"  #@param` if only a removed shell line reads it."""
-        commands = {line: cell.command(line) for line in cell.specials}
-        for (index, _), statement in self._lines.items():
-            (small, *others) = statement.body
-            if index != cell.index or others or not isinstance(small, cst.Assign):
-                continue
-            target = small.targets[0].target
-            scope = self.names.scopes.get(target)
-            if not isinstance(target, cst.Name) or not isinstance(scope, GlobalScope):
-                continue
-            reading = {
-                where
-                for where, command in commands.items()
-                if target.value in {a or b for a, b in INTERPOLATED.findall(command)}
-            }
-            elsewhere = any(
-                target.value in {a or b for a, b in INTERPOLATED.findall(other.command(where))}
-                for other in self.names.cells
-                if other is not cell
-                for where in other.specials
+        scope = self.names.scopes.globals
+        readers: dict[ast.stmt, set[ast.AST]] = {top: set() for top in cell.tree.body}
+        bound: dict[ast.stmt, set[str]] = {top: set() for top in cell.tree.body}
+        for name, bindings in scope.bindings.items():
+            for binding in bindings:
+                if self.names.cell_of(binding.node) is cell:
+                    top = self.names.top(binding.node)
+                    bound[top].add(name)
+                    readers[top].update(self.names.references(name, scope))
+        lines = {top: self.names.same_line(top) for top in cell.tree.body}
+        kept: set[ast.stmt] = {top for top in cell.tree.body if isinstance(top, Import)}
+        waiting = [top for top in cell.tree.body if top not in kept]
+        while needed := {
+            top
+            for top in waiting
+            if kept.intersection(lines[top])
+            or any(
+                self.names.cell_of(node) is not cell or self.names.top(node) in kept
+                for node in readers[top]
             )
-            used = any(assignment.references for assignment in scope[target.value])
-            if (
-                reading
-                and not used
-                and not elsewhere
-                and all(self._lines[index, where] in self.removals for where in reading)
-            ):
-                self.removals.add(statement, SETUP)
+        }:
+            kept |= needed
+            waiting = [top for top in waiting if top not in kept]
+        for top in waiting:
+            if not _is_unrelated(self._commands.get((cell.index, self.names.line(top)))):
+                self.removals.add(top, SETUP)
+                self._gone |= bound[top]
+
+    def _form(self, cell: CodeCell, node: ast.Assign) -> None:
+        """Remove `VERSION = "nightly"  #@param` if only a removed shell line reads it."""
+        target = node.targets[0]
+        if (
+            not isinstance(target, ast.Name)
+            or not self.names.is_alone(node)
+            or self.names.scope(target) is not self.names.scopes.globals
+            or self.names.references(target.id, self.names.scopes.globals)
+        ):
+            return
+        reading = [
+            place for place, text in self._commands.items() if target.id in _interpolated(text)
+        ]
+        if reading and all(
+            index == cell.index and self._statements[index, line] in self.removals
+            for index, line in reading
+        ):
+            self.removals.add(node, SETUP)
 
     # Variables
 
-    def _variable(self, cell: CodeCell, node: cst.Assign | cst.Expr | cst.Assert) -> None:
-        if isinstance(node, cst.Assert):
+    def _variable(self, cell: CodeCell, node: ast.Assign | ast.Expr | ast.Assert) -> None:
+        if isinstance(node, ast.Assert):
             if "COLAB_TPU_ADDR" in cell.code(node.test):
-                self.removals.remove(node, "A TPU is now part of the machine and has no address.")
+                self.removals.add(node, NO_ADDRESS)
             return
         name, value = _setting(node)
         row = removed_apis.lookup_variable(name) if name else None
         if row is None:
-            if name == "LD_LIBRARY_PATH" and self.old and value and "/usr/local/lib" in value:
-                self.removals.remove(node, LIBRARIES)
-        elif row.new == SPMD and value is not None and value.strip("'\"") not in ("0", ""):
-            return  # rewritten later
-        elif row.state == "ignored":
-            self.removals.remove(node, f"{name} has no effect now. {row.advice}")
-        else:
-            self.removals.remove(node, f"{name} is retired. {row.advice}")
+            if name == "LD_LIBRARY_PATH" and self.old and "/usr/local/lib" in value:
+                self.removals.add(node, LIBRARIES)
+        elif row.new != SPMD or value in ("'0'", "''", "0"):  # the others are rewritten later
+            self.removals.add(node, _retired(name, row))
 
     def spmd(self, imports: NotebookImports) -> None:
         """`os.environ['XLA_USE_SPMD'] = '1'` → `xr.use_spmd()`."""
         for cell, node in self.names.walk():
-            if not isinstance(node, (cst.Assign, cst.Expr)) or node in self.removals:
-                continue
-            name, _ = _setting(node)
-            row = removed_apis.lookup_variable(name) if name else None
-            if row is not None and row.new == SPMD:
-                line = cell.line_of(node)
-                if not imports.has("torch_xla.runtime", "xr", cell, line):
-                    cell.insert_above(line, "import torch_xla.runtime as xr")
-                cell.replace_node(node, "xr.use_spmd()")
-                self._done.add(self.names.statement(node))
-                cell.note(line, "XLA_USE_SPMD → xr.use_spmd()")
-        for cell in self.names.cells:
-            for line, special in cell.specials.items():
-                export = EXPORTS.match(cell.command(line))
-                if special.kind == "magic" and export and export.group(1) == "XLA_USE_SPMD":
-                    if not imports.has("torch_xla.runtime", "xr", cell, line):
-                        cell.insert_above(line, "import torch_xla.runtime as xr")
-                    start = cell.offset(line, len(special.before))
-                    cell.replace(
-                        start, start + len(cell.lines[line]) - len(special.before), "xr.use_spmd()"
-                    )
-                    cell.note(line, "XLA_USE_SPMD → xr.use_spmd()")
+            if isinstance(node, ast.Assign | ast.Expr) and node not in self.removals:
+                row = removed_apis.lookup_variable(_setting(node)[0])
+                if row is not None and row.new == SPMD:
+                    self._done.add(node)
+                    self._use_spmd(cell, line_of(node), cell.bare_span(node), imports)
+        for (index, line), command in self._commands.items():
+            cell, export = self.names.cells[index], EXPORTS.match(command)
+            special = cell.specials[line]
+            if special.kind == "magic" and export and export.group(1) == "XLA_USE_SPMD":
+                span = cell.line_span(line)
+                self._use_spmd(cell, line, (span[0] + len(special.before), span[1]), imports)
+
+    def _use_spmd(
+        self, cell: CodeCell, line: int, span: tuple[int, int], imports: NotebookImports
+    ) -> None:
+        if not imports.has("torch_xla.runtime", "xr", cell, line):
+            cell.insert_above(line, "import torch_xla.runtime as xr")
+        cell.replace(*span, "xr.use_spmd()")
+        cell.note(line, "XLA_USE_SPMD → xr.use_spmd()")
+
+
+def _has_sign(cell: CodeCell) -> bool:
+    return any(sign in ast.unparse(cell.tree) for sign in SIGNS)
+
+
+def _is_unrelated(command: str | None) -> bool:
+    """Whether a shell line in a set-up cell installs something that has nothing to do with it."""
+    install = re.match(r"\s*%?pip3? install", command or "")
+    return bool(command and install and "torch" not in command.lower() and "$" not in command)
+
+
+def _interpolated(command: str) -> set[str]:
+    """The variables that a shell line reads: `$x`, `{x}`."""
+    return {a or b for a, b in INTERPOLATED.findall(command)}
 
 
 def _retired(name: str, row: removed_apis.RemovedApi) -> str:
@@ -359,24 +313,16 @@ def _kept_reasons(command: str) -> list[str]:
     return reasons
 
 
-def _setting(node: cst.Assign | cst.Expr) -> tuple[str, str | None]:
-    """The environment variable that a statement sets, and the text of its value."""
-    if isinstance(node, cst.Assign):
-        target = node.targets[0].target
-        if (
-            isinstance(target, cst.Subscript)
-            and dotted(target.value).endswith("environ")
-            and len(target.slice) == 1
-            and isinstance(target.slice[0].slice, cst.Index)
-        ):
-            return _string(target.slice[0].slice.value), _text(node.value)
-        return "", None
-    call = node.value
-    if isinstance(call, cst.Call) and len(call.args) == 2:
-        function = dotted(call.func)
-        if function.endswith(("environ.setdefault", "putenv")):
-            return _string(call.args[0].value), _text(call.args[1].value)
-    return "", None
+def _setting(node: ast.Assign | ast.Expr) -> tuple[str, str]:
+    """The environment variable that a statement sets, and the code of its value."""
+    match node:
+        case ast.Assign(targets=[ast.Subscript(environ, ast.Constant(str(name))), *_]):
+            if dotted(environ).endswith("environ"):
+                return name, ast.unparse(node.value)
+        case ast.Expr(ast.Call(function, [ast.Constant(str(name)), value], [])):
+            if dotted(function).endswith(("environ.setdefault", "putenv")):
+                return name, ast.unparse(value)
+    return "", ""
 
 
 def _installs_more(command: str) -> bool:
@@ -390,19 +336,6 @@ def _installs_more(command: str) -> bool:
         and not any(row.old in word for row in removed_apis.COMMANDS)
         for word in match[1].replace('"', " ").replace("'", " ").split()
     )
-
-
-def _string(node: cst.BaseExpression) -> str:
-    return node.raw_value if isinstance(node, cst.SimpleString) else ""
-
-
-def _text(node: cst.BaseExpression) -> str:
-    return cst.Module([]).code_for_node(node)
-
-
-def _is_statement(names: NotebookNames, node: cst.CSTNode) -> bool:
-    """Whether a string is a docstring, or is never read."""
-    return isinstance(names.parents[node], cst.Expr)
 
 
 def _on_all_hosts(command: str) -> str:

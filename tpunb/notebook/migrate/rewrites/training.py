@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpunb.notebook.convert.statements import read_anywhere
 from tpunb.notebook.lint.index import NotebookIndex, makers
-from tpunb.notebook.lint.names import last_part
 from tpunb.notebook.lint.not_returned import find_not_returned
 from tpunb.notebook.lint.walk import Site, parse_cells
-from tpunb.notebook.migrate.cell import CodeCell
 from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.scopes import bound_names
 
-STARTERS = frozenset(("launch", "spawn", "notebook_launcher"))
+STARTERS = ("launch", "spawn", "notebook_launcher")
 """The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
+MODULES = ("torch_xla", "xmp", "xla_multiprocessing", "mp", "multiprocessing")
+"""The last names of the modules in which `launch` and `spawn` start ranks."""
 TRAIN = "%%tpu_train\n"
 ON_ONE_CORE = "%%tpu_train --cores 1\n"
 NO_PLACE = (
@@ -38,6 +40,20 @@ NOT_RETURNABLE = (
 APART = "moved to a separate cell: later cells need it, and names of a train cell end with its run"
 
 
+@dataclass
+class Plan:
+    """The train cells of a notebook, and what has to be done for them."""
+
+    starts: dict[int, set[int]] = field(default_factory=dict)
+    """The statements that start ranks, or train with a framework, by cell."""
+    single: dict[int, list[bool]] = field(default_factory=dict)
+    """Whether each launcher in a cell starts a single process, by cell."""
+    makers: list[tuple[int, int, int]] = field(default_factory=list)
+    """Statements that make trainers in other cells: the cell, the statement, the train cell."""
+    left: list[Change] = field(default_factory=list)
+    """What is to be done by hand."""
+
+
 def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int]]:
     """Put `%load_ext tpunb` at the top and `%%tpu_train` over the cells that start ranks.
 
@@ -46,56 +62,46 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
     """
     old = list(notebook["cells"])
     codes = [index for index, cell in enumerate(old) if cell.get("cell_type") == "code"]
-    trees = _trees(old, codes)
-    starters = _functions(list(trees.values()))
+    index = _index(old)
+    trees = {cell.index: cell.tree.body for cell in index.cells}
+    plan = _launches(index)
+    if not plan.starts:
+        plan = _fits(index)
+    index.close()
+    moved = _move_makers(old, trees, plan)
     changes = []
     above: dict[int, list[dict[str, Any]]] = {}
-    places = {
-        index: [number for number, part in enumerate(tree.body) if _calls([part], starters)]
-        for index, tree in trees.items()
-    }
-    left: list[Change] = []
-    moved: dict[int, list[tuple[str, Change]]] = {}
-    makers_here: dict[int, set[int]] = {}
-    if not any(places.values()):
-        places, left, makers_here, wanted = _fits(old, trees)
-        moved = _move_makers(old, trees, wanted, left)
-    for index, starts in places.items():
-        tree, cell = trees[index], old[index]
+    for at in sorted(plan.starts):
+        cell, body, start = old[at], trees[at], min(plan.starts[at])
         text = text_of(cell)
-        if not starts or text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
+        if text.lstrip().startswith(("%%tpu_train", "%%tpu_debug")):
             continue
-        starts = _with_makers(tree, starts, makers_here.get(index, set()))
-        head = tree.body[: starts[0]]
-        others = [other for place, other in trees.items() if place > index]
-        read = set[str]().union(*map(read_anywhere, others))
-        if _bound(head) & read and not text.lstrip().startswith("%%"):
-            cut = _line(tree.body[starts[0]])
+        later = (part for place, others in trees.items() if place > at for part in others)
+        if _bound(body[:start]) & _read(later) and not text.lstrip().startswith("%%"):
+            cut = _first_line(body[start])
             lines = text.split("\n")
-            while lines[cut - 1].startswith("#") and cut - 1 > _end(head):
+            while lines[cut - 1].startswith("#") and cut > (body[start - 1].end_lineno or 0):
                 cut -= 1
-            above[index] = [_new(cell, "\n".join(lines[:cut]).rstrip(), f"tpunb-{index}")]
+            above[at] = [_new(cell, "\n".join(lines[:cut]).rstrip(), f"tpunb-{at}")]
             text = "\n".join(lines[cut:])
-            changes.append(Change(index, 1, "rewritten", lines[0].strip(), APART))
-        if index in moved:
-            text = "\n".join([*(statement for statement, _ in moved[index]), text])
-            changes += [change for _, change in moved[index]]
-        calls = _starting(tree)
-        alone = bool(calls) and all(map(_is_single, calls))
-        cell["source"] = source_like(cell, (ON_ONE_CORE if alone else TRAIN) + text)
+            changes.append(Change(at, 1, "rewritten", lines[0].strip(), APART))
+        text = "\n".join([*(statement for statement, _ in moved.get(at, ())), text])
+        changes += [change for _, change in moved.get(at, ())]
+        magic = ON_ONE_CORE if all(plan.single.get(at, [False])) else TRAIN
+        cell["source"] = source_like(cell, magic + text)
         first = text.lstrip().partition("\n")[0]
-        changes.append(Change(index, 1, "rewritten", first, "added above it: %%tpu_train"))
+        changes.append(Change(at, 1, "rewritten", first, "added above it: %%tpu_train"))
     if codes and not changes and not any("%%tpu_train" in text_of(old[at]) for at in codes):
         first = text_of(old[codes[0]]).lstrip().partition("\n")[0]
-        return left or [Change(codes[0], 1, "skipped", first, NO_PLACE)], frozenset()
-    changes += left if changes else []
-    if changes and not any(LOAD in text_of(old[index]) for index in codes):
+        return plan.left or [Change(codes[0], 1, "skipped", first, NO_PLACE)], frozenset()
+    changes += plan.left if changes else []
+    if changes and not any(LOAD in text_of(old[at]) for at in codes):
         above.setdefault(codes[0], []).insert(0, _new(old[codes[0]], LOAD, "tpunb-load"))
         changes.insert(0, Change(codes[0], 1, "rewritten", "", f"a new cell: {LOAD}"))
     added: set[int] = set()
     cells: list[dict[str, Any]] = []
-    for index, cell in enumerate(old):
-        for new in above.get(index, ()):
+    for at, cell in enumerate(old):
+        for new in above.get(at, ()):
             added.add(len(cells))
             cells.append(new)
         cells.append(cell)
@@ -106,102 +112,81 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
     return changes, frozenset(added)
 
 
-def _trees(cells: list[dict[str, Any]], codes: list[int]) -> dict[int, ast.Module]:
-    parsed = {index: CodeCell(index, text_of(cells[index])) for index in codes}
-    return {
-        index: ast.parse(cell.module.code)
-        for index, cell in parsed.items()
-        if cell.module is not None and not cell.file
-    }
+def _index(cells: list[dict[str, Any]]) -> NotebookIndex:
+    code = tuple(
+        Cell(index, "code", text_of(cell), number=index + 1)
+        for index, cell in enumerate(cells)
+        if cell.get("cell_type") == "code"
+    )
+    return NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
 
 
-Maker = tuple[int, int, int]
-"""A trainer that is made in another cell than it trains in: that cell, the line, the train cell."""
+def _launches(notebook: NotebookIndex) -> Plan:
+    """The statements that start ranks."""
+    plan = Plan()
+    for launch in (site for name in STARTERS for site in notebook.called.get(name, ())):
+        if isinstance(launch.node, ast.Call) and not _is_other(launch.node.func):
+            plan.single.setdefault(launch.cell.index, []).append(notebook.one_process(launch))
+            for site in _top_level(notebook, launch, patched=True):
+                plan.starts.setdefault(site.cell.index, set()).add(_statement(site))
+    return plan
 
 
-def _fits(
-    cells: list[dict[str, Any]], trees: dict[int, ast.Module]
-) -> tuple[dict[int, list[int]], list[Change], dict[int, set[int]], list[Maker]]:
-    """For notebooks without launchers: the statements that train with a framework, by cell; what
-    is to be done by hand; the lines that make trainers, in these cells and in others.
-    """
-    code = tuple(Cell(index, "code", text_of(cells[index]), number=index + 1) for index in trees)
-    notebook = NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
-    places: dict[int, list[int]] = {index: [] for index in trees}
+def _fits(notebook: NotebookIndex) -> Plan:
+    """The statements that train with a framework, in a notebook without launchers."""
+    plan = Plan()
     left: dict[tuple[int, int], Change] = {}
-    here: dict[int, set[int]] = {}
-    wanted: list[Maker] = []
     for fit in (*notebook.fits, *notebook.backward_by_accelerate):
         for site in _top_level(notebook, fit.site):
             at = site.cell.index
-            shown = site.cell.lines[site.line - 1].strip()
             if not fit.framework.reduces:
                 what = NOT_ALONE.format(fit.framework.name)
-                left[at, site.line] = Change(at, site.line, "skipped", shown, what)
+                left[at, site.line] = _left(site, what)
                 continue
-            body = trees[at].body
-            places[at] += [n for n, part in enumerate(body) if part.lineno <= site.line][-1:]
+            plan.starts.setdefault(at, set()).add(_statement(site))
             for maker in makers(notebook, fit):
                 if maker.frame.function is None and maker.cell.index == at:
-                    here.setdefault(at, set()).add(maker.line)
+                    plan.starts[at].add(_statement(maker))
                 elif maker.frame.function is None:
-                    wanted.append((maker.cell.index, maker.line, at))
-    notebook.close()
-    starts = {index: sorted(numbers) for index, numbers in places.items()}
-    return starts, list(left.values()), here, list(dict.fromkeys(wanted))
-
-
-def _with_makers(tree: ast.Module, starts: list[int], lines: set[int]) -> list[int]:
-    """Begin with the statement that makes the trainer, which stays in the train cell."""
-    made = [
-        number
-        for number, part in enumerate(tree.body)
-        if any(part.lineno <= line <= (part.end_lineno or part.lineno) for line in lines)
-    ]
-    return sorted({*starts, *made})
+                    plan.makers.append((maker.cell.index, _statement(maker), at))
+    plan.left = list(left.values())
+    return plan
 
 
 def _move_makers(
-    cells: list[dict[str, Any]],
-    trees: dict[int, ast.Module],
-    wanted: list[Maker],
-    left: list[Change],
+    cells: list[dict[str, Any]], trees: dict[int, list[ast.stmt]], plan: Plan
 ) -> dict[int, list[tuple[str, Change]]]:
     """Take the statements that make trainers out of their cells, each with its change, by train
-    cell. A statement whose names other cells read stays where it is, and is added to `left`.
+    cell. A statement whose names other cells read stays where it is, and is reported.
     """
     moved: dict[int, list[tuple[str, Change]]] = {}
     gone: dict[int, set[int]] = {}
-    for index, line, train in sorted(wanted):
-        text = text_of(cells[index])
+    for at, number, train in sorted(set(plan.makers)):
+        text, node = text_of(cells[at]), trees[at][number]
         lines = text.split("\n")
-        node = next(n for n in trees[index].body if n.lineno <= line <= (n.end_lineno or 0))
         first, last = node.lineno, node.end_lineno or node.lineno
-        names = _bound([node])
-        between = [
+        between = (
             part
-            for place, tree in trees.items()
-            for part in tree.body
-            if (index, last) < (place, part.lineno) and place < train
-        ]
-        read = set[str]().union(*map(read_anywhere, between))
+            for place, body in trees.items()
+            for part in body
+            if (at, last) < (place, part.lineno) and place < train
+        )
+        used = _bound([node]) & _read(between)
+        shown = lines[first - 1].strip()
         magic = text.lstrip().startswith("%%")
-        if index < train and isinstance(node, ast.Assign) and not names & read and not magic:
-            statement = "\n".join(lines[first - 1 : last])
-            change = Change(index, first, "rewritten", lines[first - 1].strip(), MOVED)
-            moved.setdefault(train, []).append((statement, change))
-            gone.setdefault(index, set()).update(range(first - 1, last))
+        if at < train and isinstance(node, ast.Assign) and not used and not magic:
+            change = Change(at, first, "rewritten", shown, MOVED)
+            moved.setdefault(train, []).append(("\n".join(lines[first - 1 : last]), change))
+            gone.setdefault(at, set()).update(range(first - 1, last))
         else:
-            shown = lines[line - 1].strip()
-            left.append(Change(index, line, "skipped", shown, MADE_ABOVE))
-    trains = {train for *_, train in wanted}
-    for index, taken in gone.items():
-        lines = text_of(cells[index]).split("\n")
-        if index in trains:  # whose statements are still found by their lines
-            kept = ["" if at in taken else line for at, line in enumerate(lines)]
+            plan.left.append(Change(at, first, "skipped", shown, MADE_ABOVE))
+    for at, taken in gone.items():
+        lines = text_of(cells[at]).split("\n")
+        if at in plan.starts:  # whose statements are still found by their lines
+            kept = ["" if line in taken else text for line, text in enumerate(lines)]
         else:
-            kept = [line for at, line in enumerate(lines) if at not in taken]
-        cells[index]["source"] = source_like(cells[index], "\n".join(kept))
+            kept = [text for line, text in enumerate(lines) if line not in taken]
+        cells[at]["source"] = source_like(cells[at], "\n".join(kept))
     return moved
 
 
@@ -210,27 +195,19 @@ def _add_returns(cells: list[dict[str, Any]], before: dict[int, int]) -> list[Ch
 
     `before` has the index that each cell had in the old notebook, unless it was added.
     """
-    code = tuple(
-        Cell(index, "code", text_of(cell), number=index + 1)
-        for index, cell in enumerate(cells)
-        if cell.get("cell_type") == "code"
-    )
-    notebook = NotebookIndex(parse_cells(Snapshot(code, None, None, "a migration")))
-    names: dict[int, list[str]] = {}
+    notebook = _index(cells)
+    names: dict[int, set[str]] = {}
     changes = []
     for missing in find_not_returned(notebook):
-        site = missing.site
-        shown = site.cell.lines[site.line - 1].strip()
         if missing.trainer:
-            what = NOT_RETURNABLE.format(missing.name)
-            changes.append(Change(before[site.cell.index], site.line, "skipped", shown, what))
+            change = _left(missing.site, NOT_RETURNABLE.format(missing.name))
+            changes.append(replace(change, cell=before[change.cell]))
         else:
-            names.setdefault(missing.train.index, []).append(missing.name)
+            names.setdefault(missing.train.index, set()).add(missing.name)
     notebook.close()
     for index, own in names.items():
-        text = text_of(cells[index])
-        head, _, rest = text.partition("\n")
-        given = ",".join(sorted(set(own)))
+        head, _, rest = text_of(cells[index]).partition("\n")
+        given = ",".join(sorted(own))
         if head.startswith("%%tpu_train") and "--returns" not in head:
             cells[index]["source"] = source_like(cells[index], f"{head} --returns {given}\n{rest}")
             what = f"added --returns {given}: cells below use it"
@@ -238,94 +215,38 @@ def _add_returns(cells: list[dict[str, Any]], before: dict[int, int]) -> list[Ch
     return changes
 
 
-def _functions(trees: list[ast.Module]) -> frozenset[str]:
-    """The names of functions that start ranks, including the notebook's own."""
-    names = set(STARTERS)
-    functions = [
-        node
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    grown = True
-    while grown:
-        grown = False
-        for function in functions:
-            if function.name not in names and _calls(function.body, frozenset(names)):
-                names.add(function.name)
-                grown = True
-    return frozenset(names)
-
-
-def _calls(body: list[ast.stmt], names: frozenset[str]) -> bool:
-    """Whether statements call one of these names, except in functions that they define."""
-    nodes: list[ast.AST] = list(body)
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            continue
-        if isinstance(node, ast.Call):
-            function = node.func
-            name = function.attr if isinstance(function, ast.Attribute) else None
-            name = function.id if isinstance(function, ast.Name) else name
-            if name in names and not _is_other(function):
-                return True
-        nodes += ast.iter_child_nodes(node)
-    return False
-
-
-def _starting(tree: ast.Module) -> list[ast.Call]:
-    """The calls of launchers in a cell."""
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and last_part(node.func) in STARTERS
-        and not _is_other(node.func)
-    ]
-
-
-def _is_single(call: ast.Call) -> bool:
-    """Whether a launcher is called for one process: `nprocs=1`, or its rewritten form."""
-    return any(
-        isinstance(word.value, ast.Constant)
-        and word.arg in ("nprocs", "num_processes", "debug_single_process")
-        and word.value.value == 1  # or True
-        for word in call.keywords
-    )
-
-
 def _is_other(function: ast.expr) -> bool:
     """Whether `launch` or `spawn` belongs to something else: `subprocess.launch(…)`."""
-    if not isinstance(function, ast.Attribute) or function.attr not in ("launch", "spawn"):
+    if not isinstance(function, ast.Attribute) or function.attr == "notebook_launcher":
         return False
     root = function.value
-    name = root.id if isinstance(root, ast.Name) else getattr(root, "attr", "")
-    return name not in ("torch_xla", "xmp", "xla_multiprocessing", "mp", "multiprocessing")
+    return (root.id if isinstance(root, ast.Name) else getattr(root, "attr", "")) not in MODULES
+
+
+def _left(site: Site, what: str) -> Change:
+    shown = site.cell.lines[site.line - 1].strip()
+    return Change(site.cell.index, site.line, "skipped", shown, what)
+
+
+def _statement(site: Site) -> int:
+    """The number of the top-level statement that contains a site."""
+    place = site.line - 1, site.node.col_offset  # type: ignore[attr-defined]
+    starts = [(_first_line(part), part.col_offset) for part in site.cell.tree.body]
+    return max(number for number, start in enumerate(starts) if start <= place)
 
 
 def _bound(body: list[ast.stmt]) -> set[str]:
-    """The names that statements bind, including those inside functions."""
-    names = set()
-    for node in (node for part in body for node in ast.walk(part)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            names.add(node.asname or node.name.partition(".")[0])
-    return names
+    return bound_names(ast.Module(body, []))
 
 
-def _line(statement: ast.stmt) -> int:
+def _read(body: Iterable[ast.stmt]) -> set[str]:
+    return read_anywhere(ast.Module(list(body), []))
+
+
+def _first_line(statement: ast.stmt) -> int:
     """The line (from 0) on which a statement starts, including its decorators."""
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
-
-
-def _end(body: list[ast.stmt]) -> int:
-    """The line (from 0) on which statements end."""
-    return (body[-1].end_lineno or 0) - 1 if body else -1
 
 
 def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
@@ -341,12 +262,17 @@ def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:
     }
 
 
-def _top_level(notebook: NotebookIndex, site: Site, depth: int = 4) -> Iterator[Site]:
-    """Yield the top-level sites that lead to a site: itself, or calls of its function."""
+def _top_level(
+    notebook: NotebookIndex, site: Site, depth: int = 4, *, patched: bool = False
+) -> Iterator[Site]:
+    """Yield the top-level sites that lead to a site: itself, or calls of its function.
+
+    With `patched` a function may also be called as a method, as fastai's `@patch` makes it one.
+    """
     function = site.frame.function
     if function is None:
         yield site
     elif depth and function.name:
         for caller in notebook.called.get(function.name, ()):
-            if function in notebook.targets(caller):
-                yield from _top_level(notebook, caller, depth - 1)
+            if patched or function in notebook.targets(caller):
+                yield from _top_level(notebook, caller, depth - 1, patched=patched)
