@@ -239,7 +239,7 @@ class LogView:
 
 @dataclass
 class _ExpectedTraceback:
-    """The traceback that one rank will print, and how much of it has come."""
+    """The traceback that one rank will print, and how much of it was printed."""
 
     failure: Failure
     held: str = ""

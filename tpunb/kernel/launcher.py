@@ -82,7 +82,7 @@ class Run:
         """Write and return the result of a run whose supervisor has ended without writing one."""
         message = self._supervisor.broken
         if not self.dir.path.exists():
-            message = f"{self.dir.path} was deleted during the run, so its end is unknown"
+            message = f"{self.dir.path} was deleted during the run, so its result is unknown"
         elif self.dir.held is not None and self.dir.held.is_replaced():
             message = (
                 f"{self.dir.path} is not the folder in which the run began: another one was put "

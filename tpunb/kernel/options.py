@@ -63,7 +63,7 @@ def _idle(text: str) -> float:
 
 def _variable(text: str) -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid variable name")
     return text
 
 

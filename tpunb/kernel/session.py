@@ -642,7 +642,7 @@ def _brought(options: TrainOptions) -> set[str]:
 def _finish(run: Run | Attached, view: RunView, missing: Iterable[str] = ()) -> RunResult:
     """Return the result of a run that has ended, and show it in the run's card.
 
-    `missing`: lines about names that the notebook lacks after a success.
+    `missing`: lines about names that the notebook does not get from a successful run.
     """
     result = returns.collect_returns(run.result(), run.spec, run.dir)
     if result.state is RunState.SUCCEEDED:

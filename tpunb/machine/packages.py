@@ -260,7 +260,7 @@ def _libtpu(
     if path and not Path(path).is_file():
         yield SetupProblem(
             "libtpu-path",
-            f"TPU_LIBRARY_PATH names {path}, and there is no such file.",
+            f"TPU_LIBRARY_PATH names {path}, which does not exist.",
             "unset it (`del os.environ['TPU_LIBRARY_PATH']`, or in the shell that started "
             "Jupyter): torch_xla finds the installed libtpu by itself",
         )

@@ -195,8 +195,8 @@ class Need(str, Enum):
 
     MODULE = "imports {}, a file of this machine: copy it along"
     FILE = "reads {}, a file of this machine: copy it along"
-    SECRET = "holds a secret, which is not written out: set the variable {} before the start"
-    MAGIC = "{} is not known, so what it does is missing"
+    SECRET = "contains a secret, which is left out: set the variable {} before the start"
+    MAGIC = "{} is not known, so its effect is missing"
     TPUNB = "needs tpunb ({}): pip install tpunb"
 
     def __str__(self) -> str:

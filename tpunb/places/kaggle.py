@@ -57,7 +57,7 @@ SILENT = 300.0
 """Seconds without output after which the log is requested again: the load balancer cuts idle
 connections after about three minutes, which is not always noticed on this side."""
 LOST = 1800.0
-"""Seconds without an answer from Kaggle after which the run is not followed any more; `tpunb
+"""Seconds without an answer from Kaggle after which tpunb stops following the run; `tpunb
 attach` follows it again."""
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the log is requested again, by number of vain requests."""

@@ -287,7 +287,7 @@ def _explained() -> Iterator[None]:
             raise NoAnswerError(f"Kaggle answers with HTTP {status}") from None
         if status == 401:
             raise _RefusedError(
-                "Kaggle refuses your login: `kaggle auth login` makes a new one",
+                "Kaggle refuses your login: `kaggle auth login` creates a new one",
                 status,
             ) from None
         raise _RefusedError(f"Kaggle answers with HTTP {status}: {error}", status) from None

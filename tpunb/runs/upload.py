@@ -48,7 +48,7 @@ GIVE_UP = 1800.0
 LATE = 30.0
 """Seconds after a failed call in which the bucket may still carry it out."""
 LATEST = 120.0
-"""The same for a call without an answer, which goes on in its thread."""
+"""The same for a call without an answer, which continues in its thread."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two attempts after a failure."""
 _AT_ONCE = 8

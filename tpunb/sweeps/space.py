@@ -203,7 +203,7 @@ def plain_trial(trial: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def unique(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values in their order without duplicates."""
+    """Return the values without duplicates, in order."""
     kept: list[Any] = []
     for value in values:
         if not any(type(value) is type(other) and value == other for other in kept):

@@ -36,7 +36,7 @@ def test_a_run_has_what_the_kernel_got_where_the_cell_stands() -> None:
     }
     script = convert(notebook(FIRST, "c = a, b, r", "%%tpu_train\nprint(c)"), got)
     assert lines_of(script, 0) == [
-        "# another train cell, and what the notebook has from it: %%tpu_train --returns a --out r",
+        "# another train cell, replaced by its values: %%tpu_train --returns a --out r",
         "from tpunb.runs import ended as _tpunb_ended",
         "_tpunb_run = _tpunb_ended.read_run('/runs/one', 'a')",
         "a = _tpunb_run.returns['a']",

@@ -366,13 +366,13 @@ class TestRanks:
         for rank in (0, 1):
             as_rank(rank, attempt=1)
             assert loaded().state == f"20 of {rank}"
-            assert "step 30 lacks the part of rank 0: using step 20" in capsys.readouterr().err
+            assert "step 30 is missing the part of rank 0: using step 20" in capsys.readouterr().err
 
         # The next attempt comes to step 30 as well: parts of two attempts are not one.
         save("30 of 1, again", 30, per_rank=True)
         as_rank(0, attempt=2)
         assert loaded().step == 20
-        assert capsys.readouterr().err.count("step 30 lacks the part of rank 0") == 2
+        assert capsys.readouterr().err.count("step 30 is missing the part of rank 0") == 2
         as_rank(0, attempt=1)
         save("30 of 0", 30, per_rank=True)
         for rank, state in enumerate(["30 of 0", "30 of 1, again"]):

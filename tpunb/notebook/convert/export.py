@@ -235,7 +235,7 @@ def preparation(
     lines = ["", "", "def _tpunb_instead():"]
     if uses.beyond:
         first = uses.beyond[0]
-        message = f"cell [{first.cell}] needs {first.name}, of which this script has no copy: "
+        message = f"cell [{first.cell}] needs {first.name}, which this script does not contain: "
         message += "pip install tpunb"
         lines.append(f"    raise ModuleNotFoundError({message!r}, name='tpunb')")
     else:

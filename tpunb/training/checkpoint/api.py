@@ -208,7 +208,8 @@ def _newest(
                     continue
                 if stored.missing:
                     skipped.append(
-                        f"step {stored.step} lacks the part of rank {name_ranks(stored.missing)}"
+                        f"step {stored.step} is missing the part of rank "
+                        f"{name_ranks(stored.missing)}"
                     )
                     continue
                 checkpoint = _read(store, stored, rank, weights_only, skipped)

@@ -138,7 +138,7 @@ class Supervision:
         self._exits: list[ProcessExit] = []
         self._cell: int | None = None
         self._over = False
-        """True once no process of this run will start or report anything any more."""
+        """True once no process of this run can start or report anything."""
         self._stop: Stop | None = None
         self._stopped = math.inf
         self._shutdown: ShutdownSequence | None = None

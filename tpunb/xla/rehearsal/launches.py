@@ -137,7 +137,7 @@ class Launches:
 
     def note_sync(self, outputs: int) -> None:
         """Note that torch_xla.sync() has computed pending work, with so many outputs."""
-        # Results that no variable holds any more are in no program.
+        # Results that no variable holds are in no program.
         if self._results and any(result() is not None for result in self._alive):
             self._add(LaunchKind.SYNC, self._number, more=self._more or outputs > 0)
         self._results.clear()
