@@ -136,7 +136,6 @@ class Session:
         self.launcher.close()
 
     def _note_changes(self, result: ExecutionResult | None) -> None:
-        """After a cell: find what it has changed."""
         # IPython passes None if its own machinery failed.
         info = None if result is None else result.info
         if result is not None and info is not None and info.store_history and not info.silent:

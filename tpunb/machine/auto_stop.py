@@ -184,8 +184,6 @@ class StopPhase(str, Enum):
 
 @dataclass(frozen=True)
 class StopStatus:
-    """The watcher's state, and the reason for it."""
-
     phase: StopPhase
     reason: str = ""
     """What the watcher waits for, why the machine is kept running, or what has failed."""

@@ -128,7 +128,6 @@ def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPack
 
 
 def restart_step(platform: str) -> str:
-    """How to restart the kernel on this platform."""
     return {
         "colab": "Runtime > Restart session",
         "kaggle": "Run > Restart & clear cell outputs",

@@ -50,8 +50,6 @@ class LeftOut(str, Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a captured notebook."""
-
     index: int
     """Position in the captured notebook, from 0, counting cells of all kinds."""
     kind: CellKind
@@ -264,7 +262,6 @@ class Script:
         return None
 
     def source(self, block: Block) -> str:
-        """The text of a block."""
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
     @cached_property

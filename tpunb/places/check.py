@@ -116,7 +116,6 @@ class HostsReport:
 
     @property
     def device(self) -> Device:
-        """The device of the ranks."""
         return self.answered[0][1].machine.device
 
     @property

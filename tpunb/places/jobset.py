@@ -79,7 +79,6 @@ class JobSetTarget(PlaceTarget):
 
     @property
     def settings(self) -> JobSetSettings:
-        """The place's settings, of its kind's type."""
         return self.place.settings_as(JobSetSettings)
 
     @property

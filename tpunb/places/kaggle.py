@@ -124,7 +124,6 @@ class KaggleTarget(PlaceTarget):
 
     @property
     def settings(self) -> KaggleSettings:
-        """The place's settings, of its kind's type."""
         return self.place.settings_as(KaggleSettings)
 
     @property
@@ -268,7 +267,6 @@ class KagglePlace(Place):
 
     @property
     def settings(self) -> KaggleSettings:
-        """The place's settings, of its kind's type."""
         return self.placed.place.settings_as(KaggleSettings)
 
     # Starting

@@ -67,8 +67,6 @@ class Pushed:
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """The state of a session."""
-
     name: str
     """A name of Kaggle's KernelWorkerStatus: 'RUNNING'."""
     failure: str = ""

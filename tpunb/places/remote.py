@@ -154,7 +154,6 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def state(folder: str) -> None:
-    """Print the run's state."""
     from tpunb.runs.directory import RunDir
     from tpunb.runs.state import run_state
 

@@ -167,8 +167,6 @@ def start(
 
 
 class _ToolCall:
-    """A tool that is running."""
-
     def __init__(
         self, shown: str, process: subprocess.Popen[bytes], most: int, into: IO[bytes] | None
     ) -> None:

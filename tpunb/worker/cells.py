@@ -92,7 +92,6 @@ class Cells:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
     def tree(self, role: Role) -> ast.Module:
-        """The code of the blocks with this role."""
         return ast.parse("".join(map(self._source, self.of(role))))
 
     def execute_header(self) -> None:

@@ -74,7 +74,6 @@ class RunCells:
 
     @cached_property
     def scopes(self) -> Scopes:
-        """The names of the cells."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warned about the cells when they ran
             return Scopes(

@@ -39,8 +39,6 @@ class ImportSite:
 
 
 class NotebookImports:
-    """The imports of torch_xla in a notebook."""
-
     def __init__(self, names: NotebookNames, removals: Removals) -> None:
         self.names = names
         self.removals = removals

@@ -167,7 +167,6 @@ class Decisions:
         self.hosts[node].heard = self._clock()
 
     def take(self, node: int, message: Message) -> None:
-        """Handle a message from a host."""
         host = self.hosts[node]
         self.hear_of(node)
         if host.lost:

@@ -52,8 +52,6 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place at which a rank is."""
-
     cell: int | None
     line: int | None
     words: str

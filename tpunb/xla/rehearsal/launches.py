@@ -125,7 +125,6 @@ class Launches:
         self._more = self._more or outputs > needed
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note that the values of tensors are read."""
         numbers = [self._depends_on(tensor) for tensor in tensors]
         if number := max(numbers, default=0):
             self._add(LaunchKind.READ, number, more=False)
