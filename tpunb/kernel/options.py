@@ -341,7 +341,7 @@ class TrainOptions:
     )
     replay: bool = flag(
         "--replay",
-        help="run the cells as they are: take no values from the kernel and compare none with it",
+        help="run the cells as they are, without taking the kernel's values or comparing with them",
         group=ADVANCED,
     )
     replicate: bool = flag(

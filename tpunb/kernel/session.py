@@ -339,7 +339,7 @@ class Session:
                     raise LaunchInterrupt(error) from None
                 raise
             if interrupts.count:
-                raise LaunchInterrupt(TpunbError(f"interrupted when run {run.dir.id} had ended"))
+                raise LaunchInterrupt(TpunbError(f"interrupted after run {run.dir.id} had ended"))
             return result
 
     def prepare(
@@ -366,8 +366,8 @@ class Session:
             os.getcwd()
         except FileNotFoundError:
             raise TpunbError(
-                "the working directory of this notebook's kernel, in which a run works, was "
-                "removed: change to another one with `%cd FOLDER`"
+                "the working directory of this notebook's kernel, which runs use too, was "
+                "deleted: change to another one with `%cd FOLDER`"
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)

@@ -213,7 +213,7 @@ def _python(have: InstalledPackages, machine: Machine) -> SetupProblem:
         "python",
         f"this is Python {'.'.join(map(str, have.python[:2]))}, but torch_xla {pair.torch_xla} has "
         f"wheels for Python {first} to {last} only.",
-        f"create an environment with such a Python, e.g. `python{last} -m venv DIR`, and run in "
+        f"create an environment with one of these, e.g. `python{last} -m venv DIR`, and run in "
         f"it `{_command(have, machine)}`",
     )
 

@@ -32,7 +32,7 @@ def confirm_cost(
     except (EOFError, StdinNotImplementedError):  # a terminal, or a front end, without input
         raise TpunbError(
             f"{warning}, and there is no terminal or notebook to ask in: `{yes}` starts {them} "
-            "without a question, --timeout limits what each costs; nothing was started"
+            "without asking, --timeout limits what each costs; nothing was started"
         ) from None
     except KeyboardInterrupt:
         raise TpunbError("interrupted before the run began: nothing was started") from None

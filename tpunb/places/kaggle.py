@@ -339,7 +339,7 @@ class KagglePlace(Place):
         text = kaggle_notebook.write_notebook(self.run, spec.name, order, lines, files)
         if len(text) > MOST_SOURCE:
             raise PlaceError(
-                f"the notebook would have {size(len(text))}, but Kaggle accepts at most "
+                f"the notebook would take {size(len(text))}, but Kaggle accepts at most "
                 f"{size(MOST_SOURCE)}: use a dataset (%tpu_data) for large data, not cells or "
                 "`files`"
             )

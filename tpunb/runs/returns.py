@@ -36,7 +36,7 @@ def collect_returns(result: RunResult, spec: RunSpec, run: RunDir | None = None)
         except (OSError, TpunbError) as error:
             return _without(result, spec, str(error))
         if held.is_replaced():
-            what = f"{held.path} is not the folder in which the run began: it was replaced"
+            what = f"{held.path} is not the folder that the run started in: it was replaced"
             return _without(result, spec, what)
         return _collect(result, spec, held)
     finally:

@@ -90,7 +90,7 @@ def parse_grid(name: str, text: str, known: Mapping[str, Any], option: str = "--
         first, dots, last = part.partition("..")
         if dots and _INT.fullmatch(first) and _INT.fullmatch(last):
             if int(last) - int(first) >= MOST:
-                raise TpunbError(f"{option} {name}={part}: these are more than {MOST:,} values")
+                raise TpunbError(f"{option} {name}={part}: more than {MOST:,} values")
             numbers = range(int(first), int(last) + 1)
             if not numbers:
                 raise TpunbError(f"{option} {name}={part}: the first number must be the lower one")

@@ -186,7 +186,8 @@ def test_the_newest_is_the_one_saved_last() -> None:
 
 def test_load_of_a_missing_step_is_an_error() -> None:
     save("x", 10)
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint of step 11 in .*checkpoints"):
+    missing = r"no complete checkpoint of step 11 in .*checkpoints"
+    with pytest.raises(CheckpointError, match=missing):
         load(step=11)
 
 
@@ -295,7 +296,7 @@ class TestPlaces:
         monkeypatch.setenv("TPUNB_RESUME", str(tmp_path / "nowhere"))
         monkeypatch.setenv("TPUNB_RUN", str(tmp_path / "another"))
         assert load() is None
-        assert "no whole checkpoint in TPUNB_RESUME=" in capsys.readouterr().err
+        assert "no complete checkpoint in TPUNB_RESUME=" in capsys.readouterr().err
 
 
 class TestRanks:

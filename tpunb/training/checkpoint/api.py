@@ -188,11 +188,11 @@ def load(
             return checkpoint
     if step is not None:
         raise CheckpointError(
-            f"tpunb.load: no whole checkpoint of step {step} in {' or '.join(locations)}",
+            f"tpunb.load: no complete checkpoint of step {step} in {' or '.join(locations)}",
             locations[-1],
         )
     if len(paths) > 1:
-        _report("load", f"no whole checkpoint in TPUNB_RESUME={resume}")
+        _report("load", f"no complete checkpoint in TPUNB_RESUME={resume}")
     return None
 
 
@@ -220,7 +220,7 @@ def _newest(
         except FileNotFoundError:
             continue  # removed after it was listed, so there are newer checkpoints
         if skipped:
-            _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is whole")
+            _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is complete")
         return None
     raise CheckpointError(
         f"tpunb.load: the files in {store.location} are removed faster than they can be read",
@@ -383,7 +383,7 @@ def _write_failure(error: Exception, step: int, store: Store, path: str, state_b
     reason = _reason(error)
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         free = store.free_bytes()
-        free_text = "" if free is None else f", {size(free)} are free"
+        free_text = "" if free is None else f", {size(free)} is free"
         reason += (
             f" (its tensors take {size(state_bytes)}{free_text}; {KEEP} checkpoints and the one "
             "being written must fit)"

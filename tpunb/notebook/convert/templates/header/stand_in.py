@@ -174,5 +174,5 @@ def _tpunb_load(
         state = torch.load(file, map_location="cpu", weights_only=weights_only)
         return _TpunbCheckpoint(state=state, step=int(match[2]), path=file)
     if step is not None:
-        raise ValueError(f"tpunb.load: no whole checkpoint of step {step} in {folder}")
+        raise ValueError(f"tpunb.load: no complete checkpoint of step {step} in {folder}")
     return None
