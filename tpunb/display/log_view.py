@@ -45,8 +45,8 @@ class _Source:
     def feed(self, text: str, now: float, ends: tuple[int, int] | None) -> tuple[list[str], int]:
         """Return the new lines that may be shown, and the number of skipped lines.
 
-        `ends`: in long text only so many characters at its beginning and at its end are split into
-        lines.
+        `ends`: in long text only this many characters at its beginning and at its end are split
+        into lines.
         """
         lines: list[str] = []
         passed = 0

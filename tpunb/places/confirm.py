@@ -41,7 +41,7 @@ def confirm_cost(
 
 
 def _cost_warning(target: PlaceTarget, timeout: float | None, runs: int) -> str | None:
-    """That the runs may cost more than `ask_above`; None if they cannot."""
+    """A warning if the runs may cost more than `ask_above`, otherwise None."""
     allowed, estimate = target.place.settings.ask_above, target.estimate
     most = estimate.most(timeout)
     if allowed is None or runs < 1 or (most is not None and runs * most <= allowed):

@@ -1,4 +1,4 @@
-"""Whose a file or folder is, and who else can write to it.
+"""The owner of a file or folder, and which other users can write to it.
 
 Standard library only, because the supervisor uses it.
 """

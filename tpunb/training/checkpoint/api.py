@@ -86,7 +86,7 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
     """Write a checkpoint: `tpunb.save({"model": model.state_dict()}, step)`.
 
     Call it on every rank. Rank 0 writes its state for all ranks; with `per_rank` each rank writes
-    its own, and the checkpoint is whole once all ranks have. No rank waits for another. When the
+    its own, and the checkpoint is complete once all ranks have. No rank waits for another. When the
     call returns, the checkpoint is on disk. The last 3 checkpoints are kept, and with several
     ranks also the one that the attempt resumed from.
 
@@ -140,7 +140,7 @@ def load(
     rank: int | None = None,
     weights_only: bool = True,
 ) -> Checkpoint | None:
-    """Return the newest whole checkpoint, or None if there is none yet.
+    """Return the newest complete checkpoint, or None if there is none yet.
 
         if (checkpoint := tpunb.load()) is not None:
             model.load_state_dict(checkpoint["model"])

@@ -436,7 +436,7 @@ class Supervision:
         self._say_numbers()
         self._tell_memory()
         if self._preemption.notice and self._stop is None:
-            reason = f"this machine is about to be preempted: {self._preemption.notice}"
+            reason = f"this machine is about to be shut down: {self._preemption.notice}"
             self.stop(Stop(StopCause.PREEMPTED, reason))
         if self._deadline is not None and self._clock() > self._deadline:
             self._deadline = None
