@@ -796,7 +796,7 @@ class NodeOptions:
         type=parse_duration,
         default=0.0,
         metavar="S",
-        help="stop the run after S without a follower that uses --linger (default: 0, never)",
+        help="stop the run after S without a follower (--follow; default: 0, never)",
     )
 
 
