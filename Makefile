@@ -4,10 +4,10 @@
 #   make test    the tests that start no process, and a scenario for each line of the README
 #                (ARGS="-k name": all that match; CI=true: all scenarios)
 #   make test-long  what repeats, trains or needs a browser
-#   make check   lint, format, types, import layers
+#   make check   lint, format, types, import layers, words
 #   make bench   the benchmarks
 #   make docs    the site, in out/docs; executes the notebooks that have changed (ARGS=--saved: none)
-#   make picture docs/quickstart.png anew, from a run in JupyterLab (needs chromium)
+#   make picture renders docs/quickstart.png again, from a run in JupyterLab (needs chromium)
 #   make matrix  what people do, in Colab's and Kaggle's environments, the newest and the oldest
 
 PYTHON ?= python3
@@ -41,6 +41,7 @@ check: .venv/.ready
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/python -m tests.words
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks $(ARGS)

@@ -63,6 +63,15 @@ def test_nothing_is_decided_from_the_wording_of_a_message() -> None:
     assert not compared
 
 
+def test_a_class_name_means_one_thing() -> None:
+    defined: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert not {name: places for name, places in defined.items() if len(places) > 1}
+
+
 def _docstrings(tree: ast.AST) -> set[ast.AST]:
     return {
         node.value

@@ -48,19 +48,24 @@ def _python_lines(text: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno + offset, line
 
 
+def find_refused(path: Path, table: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield the line number and text of each refused phrase in a file."""
+    phrases = re.compile(rf"\b({'|'.join(map(re.escape, table))})\b", re.IGNORECASE)
+    for number, line in read_lines(path):
+        yield from ((number, phrase) for phrase in phrases.findall(line))
+
+
 def main() -> int:
     """Print each use of a refused phrase; return 1 if there are any."""
     table = read_table()
-    phrases = re.compile(rf"\b({'|'.join(map(re.escape, table))})\b", re.IGNORECASE)
     files = [*ROOT.glob("*.md"), *ROOT.glob("tpunb/**/*.py"), *ROOT.glob("tpunb/**/*.yaml")]
     files += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.ipynb")]
     found = 0
     for path in sorted(set(files) - {TABLE}):
-        for number, line in read_lines(path):
-            for phrase in phrases.findall(line):
-                found += 1
-                place = f"{path.relative_to(ROOT)}:{number}"
-                print(f"{place}: {phrase!r}: write {table[phrase.lower()]} (docs/words.md)")
+        for number, phrase in find_refused(path, table):
+            found += 1
+            place = f"{path.relative_to(ROOT)}:{number}"
+            print(f"{place}: {phrase!r}: write {table[phrase.lower()]} (docs/words.md)")
     return 1 if found else 0
 
 

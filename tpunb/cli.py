@@ -788,15 +788,15 @@ class NodeOptions:
         type=parse_duration,
         default=0.0,
         metavar="S",
-        help="how long an ended run waits for a follower (--follow --linger) to take its files "
-        "before they are written to the log (default: 0)",
+        help="how long a finished run waits for a follower (--follow --linger) to fetch its files; "
+        "then they are written to the log (default: 0)",
     )
     alone: float = option(
         "--alone",
         type=parse_duration,
         default=0.0,
         metavar="S",
-        help="stop the run after S without such a follower (default: 0, never)",
+        help="stop the run after S without a follower (--follow; default: 0, never)",
     )
 
 

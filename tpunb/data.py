@@ -387,7 +387,7 @@ def _explained(url: str) -> Iterator[None]:
         if lost or (status is None and type(cause).__module__.partition(".")[0] in _NETWORK):
             raise ConnectionError(message) from None
         if isinstance(cause, FileNotFoundError):
-            message = "there is nothing, or you are not allowed to list it"
+            message = "it does not exist, or you are not allowed to list it"
         elif isinstance(error, OSError) and error.errno:  # from this machine's disk
             raise
         raise DataError(f"{url}: {message}") from None

@@ -62,7 +62,7 @@ def test_options_are_read_as_in_an_option_line() -> None:
 
 @pytest.mark.parametrize("name", ["", "A=B"])
 def test_names_of_variables_are_checked(name: str) -> None:
-    with pytest.raises(UsageError, match=r"tpunb.launch\(env=\): .* is not the name of a variable"):
+    with pytest.raises(UsageError, match=r"tpunb.launch\(env=\): .* is not a valid variable name"):
         module._options(env={name: "1"})
     assert module._options(env={"A": 1, "B": "x=y"}).env == (("A", "1"), ("B", "x=y"))
 

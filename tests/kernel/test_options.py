@@ -64,7 +64,7 @@ def test_option_values_are_parsed(line: str, name: str, value: object) -> None:
         ("--ranks 1-", "--ranks: '1-' does not name ranks"),
         ("--env A", "--env: 'A' is not of the form NAME=VALUE"),
         ("--returns a b", "unrecognized arguments: b"),
-        ("--returns a-b", "--returns: 'a-b' is not the name of a variable"),
+        ("--returns a-b", "--returns: 'a-b' is not a valid variable name"),
         ("--bg --detach", "argument --detach: not allowed with argument --bg"),
         ("--name 'x", "No closing quotation in: --name 'x"),
     ],

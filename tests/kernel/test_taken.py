@@ -232,7 +232,7 @@ class TestWhatIsTaken:
                 '__import__("torch").set_default_dtype(__import__("torch").float64)',
             ]
             made.run_below("os.environ['SOME_TOKEN'] = 'hf'; del os.environ['SOME']")
-            assert made.taken().left == ["os.environ['SOME'] (deleted; cell [1] makes it)"]
+            assert made.taken().left == ["os.environ['SOME'] (deleted; cell [1] defines it)"]
         finally:
             torch.set_default_dtype(torch.float32)
             os.environ.pop("SOME_TOKEN", None)
@@ -316,7 +316,7 @@ class TestWhatIsNotTaken:
     def test_a_deleted_name_is_named(self) -> None:
         made = notebook("print(lr)", "lr = 1")
         made.run_below("del lr")
-        assert made.taken().left == ["lr (deleted; cell [1] makes it)"]
+        assert made.taken().left == ["lr (deleted; cell [1] defines it)"]
 
 
 class Hostile:

@@ -50,7 +50,7 @@ def test_auto_stop_of_the_machine_after_a_run(nb: Kernel, known: FakeGcloud) -> 
     assert "TPU VM my-tpu will be stopped in 0:0" in shown(nb, "unless a cell runs. Keep it:")
     nb.run("import time; time.sleep(12)", "below").good()  # longer than the countdown
     assert stops(known) == 0
-    assert "its disks stay" in shown(nb, "TPU VM my-tpu is being stopped")
+    assert "its disks are kept" in shown(nb, "TPU VM my-tpu is being stopped")
     assert known.nodes[PLACE]["state"] == "STOPPING"
     assert stops(known) == 1
 

@@ -119,7 +119,7 @@ def test_exported_script_that_needs_tpunb_fails_with_a_message(
     script, empty = exported(ALL[name], tmp_path)
     done = run(python, empty, [script])
     assert done.returncode == 1
-    assert "needs tpunb.training, of which this script has no copy" in done.stderr
+    assert "needs tpunb.training, which this script does not contain" in done.stderr
 
 
 def test_exported_script_exceptions_name_existing_notebooks() -> None:

@@ -422,7 +422,7 @@ def _blame(case: Case, failure: Failure, folder: Path) -> None:
         if fault == "SIGSTOP":
             assert f"rank {case.guilty}: is stopped (SIGSTOP" in failure.message
         elif moment == "fork":
-            assert "has not come out of the fork" in failure.message
+            assert "has not returned from the fork" in failure.message
         else:
             assert f"cell [{place[0]}], line {place[1]}: " in failure.message, text
         return

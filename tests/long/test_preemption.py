@@ -46,7 +46,7 @@ def test_preemption_stops_the_run_with_time_to_save(
     assert seen.result.state == "interrupted"
     assert seen.result.stop == Stop(StopCause.PREEMPTED)
     assert seen.result.reason == (
-        "this machine is about to be taken away: instance/preempted is TRUE"
+        "this machine is about to be shut down: instance/preempted is TRUE"
     )
     assert "run it again on another machine; with tpunb.save" in seen.result.explain()
     assert sorted(line for line in seen.log if "saved" in line) == ["[0] saved", "[1] saved"]

@@ -169,7 +169,7 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = FakeMachine(tmp_path).memory(0.5)
     (advice,) = look(made).advice
     assert advice.id == "memory"
-    assert "only 512 MiB of memory are free; 4 ranks need about 1000 MiB" in advice.message
+    assert "only 512 MiB of memory is free; 4 ranks need about 1000 MiB" in advice.message
     assert look(made, cores=2).advice == ()  # the fix
     made.memory(8)
     monkeypatch.setattr(resources, "LITTLE_DISK", 2**60)

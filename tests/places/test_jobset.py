@@ -278,7 +278,7 @@ def test_a_script_that_is_too_large_is_refused() -> None:
     config = place()
     target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
     spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
-    with pytest.raises(PlaceError, match=r"script\.py and spec\.json have 1\.\d MB, but a Config"):
+    with pytest.raises(PlaceError, match=r"script\.py and spec\.json take 1\.\d MB, but a Config"):
         jobset.write_manifest(target, spec, "#" * (1 << 20), {}, "ab")
 
 

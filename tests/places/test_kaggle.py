@@ -207,7 +207,7 @@ def test_push_contents_and_settings(kaggle: KaggleProject, run: RunDir) -> None:
         (f"key = {KEY!r}", {}, "contains the key or token of your login"),
         ("%tpu_data kaggle://datasets/{me}/cats", {}, "without variables"),
         ("%tpu_data kaggle://datasets/cats", {}, "the forms"),
-        ("x = '" + "".join(map(chr, range(256, 400))) * 4000 + "'", {}, "would have .* accepts"),
+        ("x = '" + "".join(map(chr, range(256, 400))) * 4000 + "'", {}, "would take .* accepts"),
     ],
 )
 def test_push_that_is_refused(

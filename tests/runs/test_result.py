@@ -158,8 +158,8 @@ def test_result_text_of_ranks_with_different_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"returns": {"w": 1}}, "tpunb.launch has not made this run; it returned: w"),
-        ({}, "tpunb.launch has not made this run"),
+        ({"returns": {"w": 1}}, "this run was not started by tpunb.launch; it returned: w"),
+        ({}, "this run was not started by tpunb.launch"),
         ({"state": "interrupted", "reason": "because"}, r"did not succeed: .* \(because\)"),
         ({"returns_failed": {"value": "too odd"}}, "it was not returned: too odd"),
     ],

@@ -80,7 +80,7 @@ def test_memory_peak_of_every_rank_is_in_the_result(driver: Driver) -> None:
         (
             "os.write(2, b'F0101 12:00:00.1 7 tpu.cc:5] Check failed: ok (0 vs. 1)\\nmore\\n')\n"
             "os.abort()",
-            "crashed with SIGABRT (native code gave up): "
+            "crashed with SIGABRT (native code aborted): "
             "F0101 12:00:00.1 7 tpu.cc:5] Check failed: ok (0 vs. 1)",
         ),
         (
@@ -88,9 +88,9 @@ def test_memory_peak_of_every_rank_is_in_the_result(driver: Driver) -> None:
             # The last of many: what was in the tcache of this size is used up, so there is room.
             "x = [ctypes.c_void_p(libc.malloc(1000)) for _ in range(50)][-1]\n"
             "libc.free(x)\nlibc.free(x)\nlibc.free(x)",
-            "crashed with SIGABRT (native code gave up): free(): double free detected in tcache 2",
+            "crashed with SIGABRT (native code aborted): free(): double free detected in tcache 2",
         ),
-        ("os.abort()", "crashed with SIGABRT (native code gave up)"),
+        ("os.abort()", "crashed with SIGABRT (native code aborted)"),
     ],
     ids=["glog", "glibc", "silent"],
 )

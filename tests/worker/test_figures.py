@@ -123,7 +123,7 @@ plt.show()
     assert figures(seen) == [*range(1, 21), 20, 20]
     notes = [event.text for event in seen.events if isinstance(event, Note)]
     [note] = [text for text in notes if "a figure of" in text]
-    assert "is not shown, at most 2.0 MB are: lower its dpi or size" in note
+    assert "is not shown, the limit is 2.0 MB: lower its dpi or size" in note
 
 
 def test_a_figure_that_cannot_be_drawn_at_the_end_fails_nothing(driver: Driver) -> None:

@@ -24,14 +24,12 @@ _last: tuple[Path, int] | None = None
 
 
 def register_formatters(shell: InteractiveShell) -> None:
-    """Register the formatters."""
     for kind, function in _HTML.items():
         _formatter(shell).for_type(kind, function)
     _formatter(shell, "text/plain").for_type(_RESULT, _pretty_result)
 
 
 def unregister_formatters(shell: InteractiveShell) -> None:
-    """Undo `register_formatters`."""
     for kind in _HTML:
         _formatter(shell).pop(kind, None)
     _formatter(shell, "text/plain").pop(_RESULT, None)
@@ -70,7 +68,6 @@ def _pretty_result(of: RunResult, printer: Any, cycle: bool) -> None:
 
 
 def result_card(of: RunResult) -> str:
-    """Return the card of a finished run."""
     left_out = len(of.summary.curves) - status.MOST_METRICS
     returned = [f"returned: {', '.join(of.returns)}"] if of.returns else []
     return html.Card(

@@ -40,7 +40,6 @@ class FrontEnd:
 
 
 def current_front_end() -> FrontEnd:
-    """Return the front end of the running cell."""
     # get_ipython has no types in the older versions that Colab uses.
     shell: Any = get_ipython()  # type: ignore[no-untyped-call,unused-ignore]
     kernel = getattr(shell, "kernel", None)

@@ -317,11 +317,11 @@ _RECONNECT = "%load_ext tpunb, then %tpu_attach, in any cell show the run"
 def silence_image(after: float, key: str) -> str:
     """Return a picture that is empty, and after some seconds says that the card is out of date.
 
-    Each update of the card replaces it, so only a page that gets no updates any more, because its
+    Each update of the card replaces it, so only a page that no longer gets updates, because its
     kernel was restarted or the page reopened, shows the text. `key` must be new in each update:
     browsers continue the animation of a picture that they already show.
     """
-    text = f"not connected any more: {_RECONNECT}"
+    text = f"no longer connected: {_RECONNECT}"
     picture = svg_url(
         '<svg xmlns="http://www.w3.org/2000/svg" width="520" height="16"><style>'
         "@keyframes show{to{opacity:1}}text{font:12.5px sans-serif;fill:#bf8700;opacity:0;"

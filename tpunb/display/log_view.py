@@ -45,8 +45,8 @@ class _Source:
     def feed(self, text: str, now: float, ends: tuple[int, int] | None) -> tuple[list[str], int]:
         """Return the new lines that may be shown, and the number of skipped lines.
 
-        `ends`: in long text only so many characters at its beginning and at its end are split into
-        lines.
+        `ends`: in long text only this many characters at its beginning and at its end are split
+        into lines.
         """
         lines: list[str] = []
         passed = 0
@@ -239,7 +239,7 @@ class LogView:
 
 @dataclass
 class _ExpectedTraceback:
-    """The traceback that one rank will print, and how much of it has come."""
+    """The traceback that one rank will print, and how much of it was printed."""
 
     failure: Failure
     held: str = ""

@@ -152,7 +152,6 @@ class Changes:
     # What happens in the kernel
 
     def cell_ended(self, source: str, number: int | None, *, failed: bool) -> None:
-        """Note what a cell has changed."""
         changed, gone = self._changed()
         self._marks |= {name: new for name, (_, new) in changed.items()}
         for name in gone:

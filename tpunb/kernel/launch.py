@@ -115,7 +115,7 @@ def _options(env: Mapping[str, object] | None = None, **given: Any) -> LaunchOpt
     variables = tuple((str(name), str(value)) for name, value in (env or {}).items())
     for name, _ in variables:
         if not name or "=" in name:
-            raise UsageError(f"tpunb.launch(env=): {name!r} is not the name of a variable")
+            raise UsageError(f"tpunb.launch(env=): {name!r} is not a valid variable name")
     return LaunchOptions(**given, env=variables)
 
 

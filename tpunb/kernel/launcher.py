@@ -82,11 +82,11 @@ class Run:
         """Write and return the result of a run whose supervisor has ended without writing one."""
         message = self._supervisor.broken
         if not self.dir.path.exists():
-            message = f"{self.dir.path} was deleted during the run, so its end is unknown"
+            message = f"{self.dir.path} was deleted during the run, so its result is unknown"
         elif self.dir.held is not None and self.dir.held.is_replaced():
             message = (
-                f"{self.dir.path} is not the folder in which the run began: another one was put "
-                "in its place during the run, and nothing is read from it"
+                f"{self.dir.path} is not the folder that the run started in: it was replaced "
+                "during the run, so nothing is read from it"
             )
         elif not message:
             message = f"the result could not be written to {self.dir.path}; is its disk full?"

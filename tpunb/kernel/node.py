@@ -77,7 +77,7 @@ class NodeOrder:
     lost_after: float = 20.0
     patience: float = 300.0
     linger: float = 0.0
-    """Seconds for which an ended run waits for a follower to take its files."""
+    """Seconds for which a finished run waits for a follower to fetch its files."""
     alone: float = 0.0
     """Seconds without a follower after which the run is stopped; 0: never."""
     stdin: Input = field(default_factory=lambda: Input(0))
@@ -370,7 +370,7 @@ class Node:
         began = time.monotonic()
         while min(time.monotonic() - began, presence.age()) < self._order.alone:
             time.sleep(1.0)
-        self._on_stop(Stop(StopCause.KERNEL_GONE, "no process follows the run any more"))
+        self._on_stop(Stop(StopCause.KERNEL_GONE, "no process follows the run"))
 
     def _copy_to_bucket(self, url: str, node_rank: int) -> None:
         """Copy the run's files next to its checkpoints, for use after this pod has ended."""
@@ -559,7 +559,8 @@ class Node:
             if self._order.detach:
                 self._let_go.set()
                 return
-            stop = Stop(StopCause.KERNEL_GONE, "the connection to the run's starter is lost")
+            reason = "lost the connection to the machine that started the run"
+            stop = Stop(StopCause.KERNEL_GONE, reason)
         self._supervisor.stop(self.run_dir.path, stop)
 
 

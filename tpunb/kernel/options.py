@@ -63,7 +63,7 @@ def _idle(text: str) -> float:
 
 def _variable(text: str) -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a variable")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid variable name")
     return text
 
 
@@ -341,7 +341,7 @@ class TrainOptions:
     )
     replay: bool = flag(
         "--replay",
-        help="run the cells as they are: take no values from the kernel and compare none with it",
+        help="run the cells as they are, without taking the kernel's values or comparing with them",
         group=ADVANCED,
     )
     replicate: bool = flag(

@@ -155,7 +155,7 @@ def _watched(ran: Path) -> Iterator[None]:
         yield
     except BaseException:
         over.set()
-        watcher.join(LAST_LINES)  # a detached run may go on for hours
+        watcher.join(LAST_LINES)  # a detached run may take hours
         raise
     over.set()
     watcher.join()

@@ -244,14 +244,12 @@ class RunRequest:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         if self.spmd is None:
             return self.cores
         return max(1, len(self.target.hosts))
 
     @property
     def costs(self) -> list[str]:
-        """Lines about the cost of the run."""
         return self.target.estimate.describe(self.options.timeout)
 
     @property

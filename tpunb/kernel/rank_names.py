@@ -31,7 +31,7 @@ class RankNames:
             self._hints.pop(name, None)
 
     def explain(self, result: ExecutionResult | None) -> None:
-        """After a cell: print how the notebook gets the name that it lacked."""
+        """After a NameError in a cell: print how the notebook can get this name."""
         error = None if result is None else result.error_in_exec
         if type(error) is NameError and (hint := self._hints.get(error.name or "")):
             print(hint)

@@ -44,7 +44,6 @@ class ReturnedRun:
 
     @property
     def active(self) -> bool:
-        """True while the run is active."""
         return state.run_state(self.run).active
 
     def for_later_runs(self) -> EarlierRun | None:
@@ -109,7 +108,6 @@ class Returned:
         self._launched: list[Launched] = []
 
     def add_launched(self, result: RunResult) -> None:
-        """Remember the result of a call of `tpunb.launch`."""
         self._launched.append(Launched(result))
 
     def left_by_launches(self, user_ns: Mapping[str, object]) -> Callable[[str], str | None]:

@@ -136,7 +136,6 @@ class Session:
         self.launcher.close()
 
     def _note_changes(self, result: ExecutionResult | None) -> None:
-        """After a cell: find what it has changed."""
         # IPython passes None if its own machinery failed.
         info = None if result is None else result.info
         if result is not None and info is not None and info.store_history and not info.silent:
@@ -340,7 +339,7 @@ class Session:
                     raise LaunchInterrupt(error) from None
                 raise
             if interrupts.count:
-                raise LaunchInterrupt(TpunbError(f"interrupted when run {run.dir.id} had ended"))
+                raise LaunchInterrupt(TpunbError(f"interrupted after run {run.dir.id} had ended"))
             return result
 
     def prepare(
@@ -367,8 +366,8 @@ class Session:
             os.getcwd()
         except FileNotFoundError:
             raise TpunbError(
-                "the working directory of this notebook's kernel, in which a run works, was "
-                "removed: change to another one with `%cd FOLDER`"
+                "the working directory of this notebook's kernel, which runs use too, was "
+                "deleted: change to another one with `%cd FOLDER`"
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)
@@ -642,7 +641,7 @@ def _brought(options: TrainOptions) -> set[str]:
 def _finish(run: Run | Attached, view: RunView, missing: Iterable[str] = ()) -> RunResult:
     """Return the result of a run that has ended, and show it in the run's card.
 
-    `missing`: lines about names that the notebook lacks after a success.
+    `missing`: lines about names that the notebook does not get from a successful run.
     """
     result = returns.collect_returns(run.result(), run.spec, run.dir)
     if result.state is RunState.SUCCEEDED:

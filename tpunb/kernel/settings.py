@@ -27,8 +27,6 @@ _MOST_PARTS = 300
 
 
 class PartKind(Enum):
-    """The kind of a part of a value."""
-
     LEAF = "leaf"
     DICT = "dict"
     NAMESPACE = "namespace"

@@ -106,7 +106,7 @@ def take(
 def _deleted(change: ChangedVariable) -> str:
     made = None if change.run is None else change.run.cell
     return (
-        f"{change.name} (deleted; cell [{made}] makes it)" if made else f"{change.name} (deleted)"
+        f"{change.name} (deleted; cell [{made}] defines it)" if made else f"{change.name} (deleted)"
     )
 
 

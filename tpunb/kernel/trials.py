@@ -225,7 +225,6 @@ class _Forked:
         return None
 
     def wait(self) -> int:
-        """Wait until the kernel has ended."""
         while self.poll() is None:
             time.sleep(0.01)
         return 0

@@ -1,4 +1,4 @@
-"""`--stop-when-done`: stops this TPU VM once nothing uses it any more.
+"""`--stop-when-done`: stops this TPU VM once it is no longer in use.
 
 `AutoStop.order` writes an order and starts a separate process for it, the watcher, because the
 kernel may be gone by then. The watcher checks the machine once a second:
@@ -107,7 +107,7 @@ class TpuVm:
             raise _refused(f"the state of {self.name} is {node.state}, not READY")
 
     def stop(self) -> None:
-        """Stop the machine; its disks stay. Raises SetupError if gcloud fails."""
+        """Stop the machine and keep its disks. Raises SetupError if gcloud fails."""
         self._gcloud("stop", "--async")
 
     def _gcloud(self, verb: str, option: str) -> str:
@@ -184,8 +184,6 @@ class StopPhase(str, Enum):
 
 @dataclass(frozen=True)
 class StopStatus:
-    """The watcher's state, and the reason for it."""
-
     phase: StopPhase
     reason: str = ""
     """What the watcher waits for, why the machine is kept running, or what has failed."""
@@ -203,7 +201,7 @@ class StopStatus:
         text = {
             StopPhase.WAITING: f"will be stopped; waiting: {self.reason}. {KEEP}",
             StopPhase.COUNTING: countdown,
-            StopPhase.STOPPED: "is being stopped; its disks stay, and cost a little",
+            StopPhase.STOPPED: "is being stopped; its disks are kept, and still cost a little",
             StopPhase.FAILED: f"IS STILL RUNNING, and costs money: {self.reason}",
             StopPhase.KEPT: "is kept running" + (f": {self.reason}" if self.reason else ""),
         }[self.phase]
@@ -326,7 +324,7 @@ class AutoStop:
 
 
 def watch(order: StopOrder, clock: Callable[[], float] = time.monotonic) -> Iterator[StopStatus]:
-    """Check the machine before each status that is yielded; stop it when the time has come.
+    """Check the machine before each status that is yielded; stop it when it is time.
 
     Ends after the final status, or when the order was removed or replaced.
     """

@@ -63,8 +63,6 @@ class Credential:
 
 @dataclass(frozen=True)
 class SetupReport:
-    """Facts about a set-up, and its problems."""
-
     machine: Machine
     cores: int
     """Ranks of a run without `--cores`."""

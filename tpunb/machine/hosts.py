@@ -8,7 +8,7 @@
     the metadata server                       Cloud TPU VMs, managed instance groups
     none of them                              one host
 
-The first source with this host's number is used; flags add what it lacks. This machine's own name
+The first source with this host's number is used; flags add what is missing. This machine's own name
 is never looked up: it may not resolve, or resolve to 127.0.1.1.
 """
 

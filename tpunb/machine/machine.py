@@ -131,7 +131,6 @@ def detect_machine(
 
 
 def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata) -> Machine:
-    """This machine, given the answers of its metadata server."""
     count, generation = tpu.count_chips(root)
     wanted = env.get("PJRT_DEVICE", "")
     device: Device = "TPU" if wanted == "TPU" or (count and wanted != "CPU") else "CPU"

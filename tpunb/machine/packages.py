@@ -128,7 +128,6 @@ def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPack
 
 
 def restart_step(platform: str) -> str:
-    """How to restart the kernel on this platform."""
     return {
         "colab": "Runtime > Restart session",
         "kaggle": "Run > Restart & clear cell outputs",
@@ -214,7 +213,7 @@ def _python(have: InstalledPackages, machine: Machine) -> SetupProblem:
         "python",
         f"this is Python {'.'.join(map(str, have.python[:2]))}, but torch_xla {pair.torch_xla} has "
         f"wheels for Python {first} to {last} only.",
-        f"create an environment with such a Python, e.g. `python{last} -m venv DIR`, and run in "
+        f"create an environment with one of these, e.g. `python{last} -m venv DIR`, and run in "
         f"it `{_command(have, machine)}`",
     )
 
@@ -260,7 +259,7 @@ def _libtpu(
     if path and not Path(path).is_file():
         yield SetupProblem(
             "libtpu-path",
-            f"TPU_LIBRARY_PATH names {path}, and there is no such file.",
+            f"TPU_LIBRARY_PATH names {path}, which does not exist.",
             "unset it (`del os.environ['TPU_LIBRARY_PATH']`, or in the shell that started "
             "Jupyter): torch_xla finds the installed libtpu by itself",
         )

@@ -82,7 +82,7 @@ def resource_problems(room: Resources, cores: int) -> Iterator[SetupProblem]:
     if room.disk < LITTLE_DISK:
         yield SetupProblem(
             "disk",
-            f"only {memory_size(room.disk)} are free on the disk of the runs ({room.runs}).",
+            f"only {memory_size(room.disk)} is free on the disk of the runs ({room.runs}).",
             "remove old runs with `tpunb clean`, or keep runs on another disk with "
             "`%tpu_setup --runs DIR`",
             must=room.disk < LITTLE_DISK / 20,
@@ -99,7 +99,7 @@ def resource_problems(room: Resources, cores: int) -> Iterator[SetupProblem]:
     if room.memory < room.needed:
         yield SetupProblem(
             "memory",
-            f"only {memory_size(room.memory)} of memory are free; {cores} ranks need about "
+            f"only {memory_size(room.memory)} of memory is free; {cores} ranks need about "
             f"{memory_size(room.needed)}, without data and model.",
             "end other processes, or use fewer cores (`%tpu_setup --cores N`)",
             must=False,

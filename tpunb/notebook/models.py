@@ -50,8 +50,6 @@ class LeftOut(str, Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a captured notebook."""
-
     index: int
     """Position in the captured notebook, from 0, counting cells of all kinds."""
     kind: CellKind
@@ -195,8 +193,8 @@ class Need(str, Enum):
 
     MODULE = "imports {}, a file of this machine: copy it along"
     FILE = "reads {}, a file of this machine: copy it along"
-    SECRET = "holds a secret, which is not written out: set the variable {} before the start"
-    MAGIC = "{} is not known, so what it does is missing"
+    SECRET = "contains a secret, which is left out: set the variable {} before the start"
+    MAGIC = "{} is not known, so its effect is missing"
     TPUNB = "needs tpunb ({}): pip install tpunb"
 
     def __str__(self) -> str:
@@ -264,7 +262,6 @@ class Script:
         return None
 
     def source(self, block: Block) -> str:
-        """The text of a block."""
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
     @cached_property

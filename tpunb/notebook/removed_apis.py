@@ -47,7 +47,7 @@ _BF16 = (
 )
 
 _LAUNCH = "Write `torch_xla.launch(fn, args=(...))`"
-_PJRT_ONLY = "Leave it out: PJRT is the only runtime there is."
+_PJRT_ONLY = "Leave it out: PJRT is the only runtime."
 _ON_EACH_HOST = (
     "Run the script on each host: `gcloud compute tpus tpu-vm ssh NAME --worker=all "
     "--command='python3 train.py'`."
@@ -84,9 +84,7 @@ NAMES: tuple[RemovedApi, ...] = (
     _gone(f"{XM}.XlaModel", _LOOP),
     _gone(f"{XM}.get_log_fn", "Print with `xla_model.master_print`."),
     _gone(f"{XM}.category_eval_fn", "Compute the accuracy in the loop itself."),
-    RemovedApi(
-        f"{XMP}.spawn", "torch_xla.launch", "legacy", f"{_LAUNCH}; it takes every device there is."
-    ),
+    RemovedApi(f"{XMP}.spawn", "torch_xla.launch", "legacy", f"{_LAUNCH}; it uses all devices."),
     RemovedApi(
         f"{PL}.ParallelLoader",
         f"{PL}.MpDeviceLoader",
@@ -180,7 +178,7 @@ MODULES: tuple[RemovedApi, ...] = (
 
 VARIABLES: tuple[RemovedApi, ...] = (
     RemovedApi(
-        "XRT_TPU_CONFIG", "PJRT_DEVICE", "ignored", "Leave it out: a TPU is found by itself."
+        "XRT_TPU_CONFIG", "PJRT_DEVICE", "ignored", "Leave it out: a TPU is detected automatically."
     ),
     _gone("XRT_", "Leave it out: the XRT runtime is gone.", "ignored"),
     _gone(

@@ -365,8 +365,6 @@ class Site:
 
 
 class Binding(NamedTuple):
-    """One place that binds a name."""
-
     name: str
     node: ast.AST
     """The target, the definition, the parameter, the pattern, the handler, or the whole import."""
@@ -628,7 +626,6 @@ class Scopes:
 
     @cached_property
     def by_name(self) -> dict[str, list[DefinedFunction]]:
-        """The functions and methods by name."""
         named: dict[str, list[DefinedFunction]] = {}
         for function in self.functions:
             if function.name:

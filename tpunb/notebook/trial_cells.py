@@ -33,7 +33,7 @@ _PROCESS = frozenset("environ putenv chdir load_dotenv".split())
 inherit."""
 NOTE = (
     "[tpunb] this cell ran in the processes of the run, once for all trials with the same cells "
-    "above it; this kernel needs nothing of it\n"
+    "above it; this kernel does not need it\n"
 )
 
 

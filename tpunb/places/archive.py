@@ -15,7 +15,7 @@ from tpunb.utils.files import PACKAGE_ROOT
 def pack(entries: Mapping[str, Path | bytes], compression: str = "") -> bytes:
     """Make a tar archive of files and folders, keyed by path in it; '' for no compression.
 
-    Links are packed as the files that they point to, which the other machine lacks.
+    Links are packed as the files that they point to, which the other machine does not have.
     """
     data = io.BytesIO()
     level: dict[str, Any] = {"compresslevel": 1} if compression == "gz" else {}

@@ -116,7 +116,6 @@ class HostsReport:
 
     @property
     def device(self) -> Device:
-        """The device of the ranks."""
         return self.answered[0][1].machine.device
 
     @property
@@ -264,7 +263,7 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
         if host.free < LEAST_DISK:
             yield (
                 name,
-                f"only {size(host.free)} are free in {host.folder}: remove old runs there, or "
+                f"only {size(host.free)} is free in {host.folder}: remove old runs there, or "
                 "name another `folder` in places.toml",
             )
     first: dict[str, str] = {}

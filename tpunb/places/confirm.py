@@ -32,7 +32,7 @@ def confirm_cost(
     except (EOFError, StdinNotImplementedError):  # a terminal, or a front end, without input
         raise TpunbError(
             f"{warning}, and there is no terminal or notebook to ask in: `{yes}` starts {them} "
-            "without a question, --timeout limits what each costs; nothing was started"
+            "without asking, --timeout limits what each costs; nothing was started"
         ) from None
     except KeyboardInterrupt:
         raise TpunbError("interrupted before the run began: nothing was started") from None
@@ -41,7 +41,7 @@ def confirm_cost(
 
 
 def _cost_warning(target: PlaceTarget, timeout: float | None, runs: int) -> str | None:
-    """That the runs may cost more than `ask_above`; None if they cannot."""
+    """A warning if the runs may cost more than `ask_above`, otherwise None."""
     allowed, estimate = target.place.settings.ask_above, target.estimate
     most = estimate.most(timeout)
     if allowed is None or runs < 1 or (most is not None and runs * most <= allowed):

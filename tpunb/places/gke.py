@@ -164,7 +164,7 @@ class GkePlace(HostsPlace):
                 return
             if not seen.exists:
                 what = (
-                    "does not exist any more: it was deleted"
+                    "no longer exists: it was deleted"
                     if self.run.taken.exists()
                     else "does not exist, although `kubectl create` has reported no error"
                 )
@@ -497,7 +497,7 @@ def begun_pods(seen: Observed) -> list[Pod]:
 
 
 def over(seen: Observed) -> bool:
-    """True if no pod of the run will begin any more."""
+    """True if no pod of the run can still start."""
     return not seen.exists or bool(seen.ended)
 
 

@@ -225,7 +225,6 @@ class HostsPlace(Place):
             connection.close_input()
 
     def close(self) -> None:
-        """End every connection."""
         self._letting_go = True
         for host in list(self._connections):
             self._close(host)

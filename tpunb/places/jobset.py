@@ -79,7 +79,6 @@ class JobSetTarget(PlaceTarget):
 
     @property
     def settings(self) -> JobSetSettings:
-        """The place's settings, of its kind's type."""
         return self.place.settings_as(JobSetSettings)
 
     @property
@@ -175,7 +174,7 @@ def write_manifest(
         total = sum(len(value.encode()) for value in values.values())
         if total > MOST_FILES:
             raise PlaceError(
-                f"{' and '.join(values)} have {size(total)}, but a {kind} of Kubernetes holds at "
+                f"{' and '.join(values)} take {size(total)}, but a {kind} of Kubernetes holds at "
                 f"most {size(MOST_FILES)}: put large data into the image or a bucket, not into "
                 "cells or variables",
                 target.place.file,

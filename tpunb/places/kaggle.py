@@ -57,7 +57,7 @@ SILENT = 300.0
 """Seconds without output after which the log is requested again: the load balancer cuts idle
 connections after about three minutes, which is not always noticed on this side."""
 LOST = 1800.0
-"""Seconds without an answer from Kaggle after which the run is not followed any more; `tpunb
+"""Seconds without an answer from Kaggle after which tpunb stops following the run; `tpunb
 attach` follows it again."""
 AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the log is requested again, by number of vain requests."""
@@ -124,7 +124,6 @@ class KaggleTarget(PlaceTarget):
 
     @property
     def settings(self) -> KaggleSettings:
-        """The place's settings, of its kind's type."""
         return self.place.settings_as(KaggleSettings)
 
     @property
@@ -268,7 +267,6 @@ class KagglePlace(Place):
 
     @property
     def settings(self) -> KaggleSettings:
-        """The place's settings, of its kind's type."""
         return self.placed.place.settings_as(KaggleSettings)
 
     # Starting
@@ -341,7 +339,7 @@ class KagglePlace(Place):
         text = kaggle_notebook.write_notebook(self.run, spec.name, order, lines, files)
         if len(text) > MOST_SOURCE:
             raise PlaceError(
-                f"the notebook would have {size(len(text))}, but Kaggle accepts at most "
+                f"the notebook would take {size(len(text))}, but Kaggle accepts at most "
                 f"{size(MOST_SOURCE)}: use a dataset (%tpu_data) for large data, not cells or "
                 "`files`"
             )

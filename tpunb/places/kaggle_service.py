@@ -67,8 +67,6 @@ class Pushed:
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """The state of a session."""
-
     name: str
     """A name of Kaggle's KernelWorkerStatus: 'RUNNING'."""
     failure: str = ""
@@ -287,7 +285,7 @@ def _explained() -> Iterator[None]:
             raise NoAnswerError(f"Kaggle answers with HTTP {status}") from None
         if status == 401:
             raise _RefusedError(
-                "Kaggle refuses your login: `kaggle auth login` makes a new one",
+                "Kaggle refuses your login: `kaggle auth login` creates a new one",
                 status,
             ) from None
         raise _RefusedError(f"Kaggle answers with HTTP {status}: {error}", status) from None

@@ -122,7 +122,7 @@ class Kubectl:
         listed = found.get("items")
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
             said = tools.quote(str(found), 200)
-            raise UnansweredError(f"the output of `kubectl get` is no list of objects: {said}")
+            raise UnansweredError(f"the output of `kubectl get` is not a list of objects: {said}")
         return listed
 
     @readable("kubectl get")

@@ -80,7 +80,7 @@ class MirrorProcess:
         return self._process.pid
 
     def has_exited(self) -> bool:
-        """True if nothing will be written into the run folder any more."""
+        """True if nothing more will be written into the run folder."""
         return self._process.poll() is not None
 
     def has_finished(self, folder: Path) -> bool:

@@ -42,7 +42,7 @@ class PlacedRun:
 
     @property
     def leftover(self) -> str:
-        """What may still run and cost money when the run is not followed any more, and how to end
+        """What may still run and cost money when the run is no longer followed, and how to end
         it; '' for nothing. Written to the run folder, because a killed mirror cannot report it.
         """
         return ""
@@ -101,7 +101,7 @@ class ConnectionLost:
 
     reason: str
     final: bool = False
-    """True if the host itself is gone, and nothing of the run is still running on it."""
+    """True if the host itself is gone, and no process of the run is left on it."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,6 @@ def taken(address: str, ports: list[int]) -> list[int]:
 
 
 def main() -> None:
-    """Print all facts."""
     asked = json.loads(sys.stdin.read())
     folder = os.path.abspath(os.path.expanduser(asked["folder"]))
     # Address and port of the user's machine, then those at which this host was reached.

@@ -47,7 +47,7 @@ def read_archive(size: str, digest: str) -> tarfile.TarFile:
     """Read the archive from standard input."""
     data = read_exactly(int(size))
     if hashlib.sha256(data).hexdigest() != digest:
-        sys.exit("the files were damaged on their way: their digest differs")
+        sys.exit("the files were damaged in transfer: their digest differs")
     return tarfile.open(fileobj=io.BytesIO(data))
 
 
@@ -154,7 +154,6 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def state(folder: str) -> None:
-    """Print the run's state."""
     from tpunb.runs.directory import RunDir
     from tpunb.runs.state import run_state
 

@@ -85,7 +85,6 @@ class RunCallbacks:
         """The first error; '' if there was none."""
 
     def add(self, metric: Metric) -> None:
-        """Take a metric that a rank has logged."""
         if self._thread is None:
             if not _callbacks:
                 return

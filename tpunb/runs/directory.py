@@ -305,8 +305,8 @@ def new_run(runs: Path, name: str) -> Iterator[RunDir]:
         if not isinstance(error, OSError):
             raise
         raise TpunbError(
-            f"nothing was started: {error.strerror or error} in {run.path}. Make room there, or "
-            "choose another folder with `%tpu_setup --runs DIR`."
+            f"nothing was started: {error.strerror or error} in {run.path}. Free some space there, "
+            "or choose another folder with `%tpu_setup --runs DIR`."
         ) from error
 
 

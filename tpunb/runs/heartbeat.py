@@ -113,7 +113,6 @@ class HeartbeatWriter:
         self._heartbeat.pack_into(self._memory)
 
     def begin_training(self) -> None:
-        """Note that the train cell begins."""
         self._heartbeat.train = 1
         self._write()
 
@@ -138,7 +137,6 @@ class HeartbeatWriter:
             self._write()
 
     def note_backward(self) -> None:
-        """Note that a backward pass begins."""
         if os.getpid() == self._pid:
             self._heartbeat.backward = 1
             form, offset = _BACKWARD
@@ -219,7 +217,6 @@ def start_writer(path: Path, count: Callable[[], Counts]) -> None:
 
 
 def begin_training() -> None:
-    """Note that the train cell of this rank begins."""
     if _writer is not None:
         _writer.begin_training()
 

@@ -88,7 +88,7 @@ class StoredRun:
     notebook: str
     """The name of its notebook's file; '' if it is not known."""
     failure: str
-    """Why the run did not succeed; '' if it did, or goes on."""
+    """Why the run did not succeed; '' if it did, or is active."""
     started: float
     """Seconds since the epoch."""
     ended: float

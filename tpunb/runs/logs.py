@@ -231,7 +231,6 @@ def read_for_cell(run: RunDir, search: LogSearch, most: int = MOST) -> str:
 
 
 def no_match_message(run: RunDir, search: LogSearch) -> str:
-    """Return the message for a search without matches."""
     if search.is_everything:
         return f"the log of run {run.id} is empty"
     return f"no matching lines in run {run.id} ({run.log})"

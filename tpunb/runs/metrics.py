@@ -136,7 +136,6 @@ def to_event(row: Row) -> Metric:
 
 
 def values_of(row: Row) -> dict[str, float]:
-    """Return the metrics of a row, by name."""
     return {name: value for name, value in row.items() if name not in RESERVED}
 
 

@@ -163,7 +163,6 @@ def read_models(path: Path) -> tuple[SteppedModel, ...]:
 
 
 def to_json(models: Sequence[SteppedModel]) -> list[Any]:
-    """Return models as plain JSON values."""
     return [asdict(model) for model in models]
 
 

@@ -180,6 +180,6 @@ def _another(uid: int) -> str:
 
 
 def _sudo_user() -> int | None:
-    """The user who has become root with sudo, and so can act as root; None if nobody has."""
+    """The user who has become root with sudo, and so can act as root; None without sudo."""
     text = os.environ.get("SUDO_UID", "")
     return int(text) if os.geteuid() == 0 and text.isdecimal() else None

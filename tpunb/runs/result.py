@@ -474,9 +474,11 @@ class RunResult(Printable):
         elif self.state != RunState.SUCCEEDED:
             why = f"the run did not succeed: {self.headline()}"
         elif self.returns:
-            why = f"tpunb.launch has not made this run; it returned: {', '.join(self.returns)}"
+            why = (
+                f"this run was not started by tpunb.launch; it returned: {', '.join(self.returns)}"
+            )
         else:
-            why = "tpunb.launch has not made this run, or its values are not loaded"
+            why = "this run was not started by tpunb.launch, or its values are not loaded"
         raise AttributeError(f"this RunResult has no value: {why}")
 
     @property

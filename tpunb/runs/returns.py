@@ -21,9 +21,9 @@ _FAILED = (RunState.FAILED, RunState.HUNG, RunState.LOST)
 def collect_returns(result: RunResult, spec: RunSpec, run: RunDir | None = None) -> RunResult:
     """Return the result with the values of `--returns`, and the reason for each missing value.
 
-    Nothing of a failed run is loaded, and nothing of a folder that is not this user's alone.
+    Values are not loaded from a failed run, nor from a folder that other users can change.
     `run`: the run folder that this process holds open since the run began, if it does; then only
-    what was written into this folder is loaded. It is not held any more afterwards.
+    what was written into this folder is loaded. Afterwards the folder is released.
     """
     held = None if run is None else run.held
     try:
@@ -36,7 +36,7 @@ def collect_returns(result: RunResult, spec: RunSpec, run: RunDir | None = None)
         except (OSError, TpunbError) as error:
             return _without(result, spec, str(error))
         if held.is_replaced():
-            what = f"{held.path} is not the folder in which the run began: it was replaced"
+            what = f"{held.path} is not the folder that the run started in: it was replaced"
             return _without(result, spec, what)
         return _collect(result, spec, held)
     finally:

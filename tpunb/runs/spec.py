@@ -85,7 +85,7 @@ class StopCause(_Word):
     KERNEL_GONE = "closed"
     """The kernel ended, or the supervisor got SIGTERM."""
     PREEMPTED = "lost"
-    """The machine is about to be taken away."""
+    """The machine is about to be preempted or shut down."""
     PEER_FAILED = "peer"
     """Another rank failed."""
     HOST_LOST = "host_lost"

@@ -164,7 +164,6 @@ def describe_end(run: RunDir) -> str:
 
 
 def lost_message(run: RunDir) -> str:
-    """Return the message for a lost run."""
     if run.is_away():
         return (
             f"the hosts of run {run.id} do not answer, so its state is not known. "

@@ -44,7 +44,6 @@ class TensorBoardWriter:
         """Why the file is incomplete; empty if it is complete."""
 
     def add(self, metric: Metric) -> None:
-        """Take a metric that a rank has logged."""
         if self._thread is None:
             # Not a daemon: a kernel that ends right after its run must wait for the rest.
             self._thread = threading.Thread(target=self._work, name="tpunb-tensorboard")

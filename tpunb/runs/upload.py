@@ -48,7 +48,7 @@ GIVE_UP = 1800.0
 LATE = 30.0
 """Seconds after a failed call in which the bucket may still carry it out."""
 LATEST = 120.0
-"""The same for a call without an answer, which goes on in its thread."""
+"""The same for a call without an answer, which continues in its thread."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two attempts after a failure."""
 _AT_ONCE = 8
@@ -392,9 +392,9 @@ def check_url(url: str) -> None:
     """
     if secrets.is_secret_text(url) or secrets.kept_value("", url) == secrets.HIDDEN:
         raise TpunbError(
-            "--runs: the URL holds a password or a key, which each run would write down. Leave it "
-            "out, and give it to the library for this kind of bucket: in its variables (as "
-            "AWS_SECRET_ACCESS_KEY), or in a file in ~/.config/fsspec"
+            "--runs: the URL contains a password or a key, which would be stored with each "
+            "run. Leave it out, and set it in the environment variables of this bucket's library "
+            "(such as AWS_SECRET_ACCESS_KEY), or in a file in ~/.config/fsspec"
         )
     from fsspec.core import split_protocol
     from fsspec.registry import get_filesystem_class

@@ -23,7 +23,7 @@ _REASON = "tpunb:reason"
 
 
 class Planner(Protocol):
-    """Proposes trials, and is told how they end."""
+    """Proposes trials, and receives their results."""
 
     total: int
     """Number of trials of the whole sweep."""

@@ -90,7 +90,7 @@ def parse_grid(name: str, text: str, known: Mapping[str, Any], option: str = "--
         first, dots, last = part.partition("..")
         if dots and _INT.fullmatch(first) and _INT.fullmatch(last):
             if int(last) - int(first) >= MOST:
-                raise TpunbError(f"{option} {name}={part}: these are more than {MOST:,} values")
+                raise TpunbError(f"{option} {name}={part}: more than {MOST:,} values")
             numbers = range(int(first), int(last) + 1)
             if not numbers:
                 raise TpunbError(f"{option} {name}={part}: the first number must be the lower one")
@@ -203,7 +203,7 @@ def plain_trial(trial: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
 
 
 def unique(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values in their order without duplicates."""
+    """Return the values without duplicates, in order."""
     kept: list[Any] = []
     for value in values:
         if not any(type(value) is type(other) and value == other for other in kept):

@@ -1,4 +1,4 @@
-"""Whose a file or folder is, and who else can write to it.
+"""The owner of a file or folder, and which other users can write to it.
 
 Standard library only, because the supervisor uses it.
 """
@@ -52,7 +52,7 @@ def is_shared(status: os.stat_result, folder: Path | str | int) -> bool:
     """True if other users can write to an own file or folder. `folder`: see `is_own`.
 
     False if the file system does not store modes: Windows' disks and some servers report that all
-    can write. A group with no other member, as many systems give each user, is nobody else.
+    can write. A group without other members, as many systems give each user, does not count.
     """
     others = stat.S_IWOTH
     if not _is_private(status) or _has_access_list(folder):

@@ -45,14 +45,14 @@ class ToolProblem(Enum):
 
     MISSING = "it is not installed"
     NOT_STARTED = "it cannot be executed"
-    SILENT = "it has not ended in time"
-    TOO_LONG = "its output has no end"
+    SILENT = "it did not finish in time"
+    TOO_LONG = "its output did not end"
     FAILED = "it ended with an error"
-    UNREADABLE = "its output is not what was asked for"
+    UNREADABLE = "its output is not in the expected form"
 
 
 class ToolError(TpunbError):
-    """A tool cannot be called, or has not done what it was asked for.
+    """A tool cannot be called, or its call has failed.
 
     `problem`: how. `said`: what it printed about it, for people.
     """
@@ -83,7 +83,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CompletedTool:
     """A tool that has ended: its exit code, and what it has printed."""
 
     returncode: int
@@ -118,7 +118,7 @@ def run(
     cancelled: Callable[[], bool] = lambda: False,
     into: IO[bytes] | None = None,
     **options: Any,
-) -> Ended:
+) -> CompletedTool:
     """Run a tool to its end, whatever its exit code.
 
     Args:
@@ -139,7 +139,7 @@ def run(
         call.run(given or b"", timeout, cancelled)
     finally:
         call.end()
-    return Ended(process.returncode, *map(bytes, call.printed))
+    return CompletedTool(process.returncode, *map(bytes, call.printed))
 
 
 def start(
@@ -167,8 +167,6 @@ def start(
 
 
 class _ToolCall:
-    """A tool that is running."""
-
     def __init__(
         self, shown: str, process: subprocess.Popen[bytes], most: int, into: IO[bytes] | None
     ) -> None:

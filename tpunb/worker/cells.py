@@ -36,7 +36,7 @@ MOST_FRAMES = 30
 LONGEST_MESSAGE = 10_000
 """Characters kept of an exception's own text, half from each end."""
 MOST_LINES = 200
-"""Lines kept of it, likewise."""
+"""Lines that are kept of it."""
 MOST_CAUSES = 10
 """Exceptions shown in one traceback, each raised while the one before was handled."""
 
@@ -92,7 +92,6 @@ class Cells:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
     def tree(self, role: Role) -> ast.Module:
-        """The code of the blocks with this role."""
         return ast.parse("".join(map(self._source, self.of(role))))
 
     def execute_header(self) -> None:

@@ -51,8 +51,8 @@ class Drawing:
             if len(png) > LARGEST:
                 self._run.emit(
                     Note(
-                        f"a figure of {size(len(png))} is not shown, at most {size(LARGEST)} are: "
-                        "lower its dpi or size"
+                        f"a figure of {size(len(png))} is not shown, the limit is "
+                        f"{size(LARGEST)}: lower its dpi or size"
                     )
                 )
                 return

@@ -125,7 +125,6 @@ class StepMonitor:
         return self._lines.describe(self._lines.script, line)
 
     def end_step(self) -> None:
-        """Handle the end of a step."""
         self.steps += 1
         for callback in self.after_step:
             callback(self.steps)

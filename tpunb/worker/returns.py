@@ -41,7 +41,7 @@ def _why(value: Any, error: Exception) -> str:
         return f"the value could not be written ({error})"
     return (
         f"{describe_type(value)} cannot be pickled ({type(error).__name__}: {error}); "
-        "return what it is made of, such as tensors, numbers or a state_dict()"
+        "return its parts instead, such as tensors, numbers or a state_dict()"
     )
 
 

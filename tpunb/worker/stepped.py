@@ -94,7 +94,7 @@ class SteppedModels:
 
 
 stepped_models = SteppedModels()
-"""Those of this process."""
+"""The stepped models of this process."""
 
 
 class _Model:

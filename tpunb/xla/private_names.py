@@ -40,8 +40,6 @@ NameKind = Literal[
 
 @dataclass(frozen=True)
 class Name:
-    """One private name."""
-
     owner: str
     """A module, the namespace of an operator library, or the class of an 'attribute'."""
     name: str

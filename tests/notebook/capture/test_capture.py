@@ -147,7 +147,7 @@ def test_as_jupyterlab_does(kernel: Kernel, tmp_path: Path) -> None:
     kernel.run(TRAIN, "t")
     found = written(tmp_path)
     assert found["origin"] == "executed cells"
-    assert found["notes"][0].startswith("the executed cells alone are used: ")
+    assert found["notes"][0].startswith("only the executed cells are used: ")
     assert "not valid JSON" in found["notes"][0]
     assert "unsaved = 1" in sources(found)
     assert found["train"] == sources(found).index(TRAIN)

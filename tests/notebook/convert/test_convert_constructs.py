@@ -332,7 +332,7 @@ REFUSED = {
     "an unknown feature": ("from __future__ import nope", 1, "nope is not defined", "from __"),
     "a null character": ("x = '\0'", None, "null", ""),
     "a lone surrogate": ("x = '\ud800'", None, "surrogates", ""),
-    "%run": ("x = 1\n%run other.ipynb", 2, "no such file in.*tpu-skip", "_tpunb_run_notebook("),
+    "%run": ("x = 1\n%run other.ipynb", 2, "does not exist in.*tpu-skip", "_tpunb_run_notebook("),
     "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
     "x = %who_ls": ("x = %who_ls", 1, "`%who_ls` has no value in a script", "x = %who_ls"),
     "input for a name": ("x = 1\nname = input('?')", 2, "cannot ask the user", "name = input('?')"),

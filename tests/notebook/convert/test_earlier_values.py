@@ -36,7 +36,7 @@ def test_a_run_has_what_the_kernel_got_where_the_cell_stands() -> None:
     }
     script = convert(notebook(FIRST, "c = a, b, r", "%%tpu_train\nprint(c)"), got)
     assert lines_of(script, 0) == [
-        "# another train cell, and what the notebook has from it: %%tpu_train --returns a --out r",
+        "# another train cell, replaced by its values: %%tpu_train --returns a --out r",
         "from tpunb.runs import ended as _tpunb_ended",
         "_tpunb_run = _tpunb_ended.read_run('/runs/one', 'a')",
         "a = _tpunb_run.returns['a']",
@@ -111,5 +111,5 @@ NOT_JUST_LOOKED_AT = [
 @pytest.mark.parametrize("source", NOT_JUST_LOOKED_AT)
 def test_what_a_script_cannot_have_is_refused(source: str) -> None:
     cells = ["history = []", FIRST, source, "%%tpu_train\nprint(history, best)"]
-    with pytest.raises(ConversionError, match=r"a script that runs by itself has none|best"):
+    with pytest.raises(ConversionError, match=r"a script that runs by itself does not have|best"):
         convert(notebook(*cells))

@@ -239,7 +239,7 @@ def test_checkpoints_are_those_of_tpunb(tmp_path: Path, monkeypatch: pytest.Monk
     state, step = stand_in.load()
     assert (step, state["w"].tolist()) == (9, [0.0])
     assert stand_in.load(step=3)["w"].tolist() == [3.0, 3.0]
-    with pytest.raises(ValueError, match="no whole checkpoint of step 77"):
+    with pytest.raises(ValueError, match="no complete checkpoint of step 77"):
         stand_in.load(step=77)
 
 

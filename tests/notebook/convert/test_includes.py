@@ -179,8 +179,8 @@ def test_linters_find_nothing_in_it(folder: Path) -> None:
 
 
 REFUSED = {
-    "%run nope.ipynb": r"`%run` needs nope.ipynb, and there is no such file in .*tpu-skip",
-    "%run nope": r"`%run` needs nope.py, and there is no such file",
+    "%run nope.ipynb": r"`%run` needs nope.ipynb, which does not exist in .*tpu-skip",
+    "%run nope": r"`%run` needs nope.py, which does not exist",
     "%run {name}.py": "only known in the notebook",
     "%run -d m.py": "needs a debugger",
     "%run": "names no file",

@@ -116,7 +116,7 @@ def test_each_is_named_once_and_at_the_head_of_the_script(folder: Path) -> None:
     cells = ("import helper\nopen('data.csv')", "import helper")
     script = convert(notebook(*cells, train=None), export=Export.WITH_SETUP)
     lines = script.text.split("\n")
-    at = lines.index("# What it needs and does not hold:")
+    at = lines.index("# What it needs but does not contain:")
     assert lines[at + 1 : at + 4] == [
         "# - cell [1], line 1: imports helper, a file of this machine: copy it along",
         "# - cell [1], line 2: reads data.csv, a file of this machine: copy it along",

@@ -186,7 +186,8 @@ def test_the_newest_is_the_one_saved_last() -> None:
 
 def test_load_of_a_missing_step_is_an_error() -> None:
     save("x", 10)
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint of step 11 in .*checkpoints"):
+    missing = r"no complete checkpoint of step 11 in .*checkpoints"
+    with pytest.raises(CheckpointError, match=missing):
         load(step=11)
 
 
@@ -295,7 +296,7 @@ class TestPlaces:
         monkeypatch.setenv("TPUNB_RESUME", str(tmp_path / "nowhere"))
         monkeypatch.setenv("TPUNB_RUN", str(tmp_path / "another"))
         assert load() is None
-        assert "no whole checkpoint in TPUNB_RESUME=" in capsys.readouterr().err
+        assert "no complete checkpoint in TPUNB_RESUME=" in capsys.readouterr().err
 
 
 class TestRanks:
@@ -366,13 +367,13 @@ class TestRanks:
         for rank in (0, 1):
             as_rank(rank, attempt=1)
             assert loaded().state == f"20 of {rank}"
-            assert "step 30 lacks the part of rank 0: using step 20" in capsys.readouterr().err
+            assert "step 30 is missing the part of rank 0: using step 20" in capsys.readouterr().err
 
         # The next attempt comes to step 30 as well: parts of two attempts are not one.
         save("30 of 1, again", 30, per_rank=True)
         as_rank(0, attempt=2)
         assert loaded().step == 20
-        assert capsys.readouterr().err.count("step 30 lacks the part of rank 0") == 2
+        assert capsys.readouterr().err.count("step 30 is missing the part of rank 0") == 2
         as_rank(0, attempt=1)
         save("30 of 0", 30, per_rank=True)
         for rank, state in enumerate(["30 of 0", "30 of 1, again"]):

@@ -43,11 +43,11 @@ def test_graph_outline_and_hash() -> None:
             ({"a": 1}, {"f32[4]": 2}),
             "reads f32[3] where the others read 2 × f32[4]",
         ),
-        (({"a": 3}, {}), ({"a": 1, "b": 1}, {}), "has in addition 2 × a; lacks b"),
+        (({"a": 3}, {}), ({"a": 1, "b": 1}, {}), "has in addition 2 × a; is missing b"),
         (
             ({"a": 1}, {}, {"a f32[3]": 1}),
             ({"a": 1}, {}, {"a f32[4]": 1}),
-            "has in addition a f32[3]; lacks a f32[4]",
+            "has in addition a f32[3]; is missing a f32[4]",
         ),
         (({}, {"x": 1}), ({"a": 1}, {}), "it had computed these tensors before"),
         ((dict.fromkeys("abcdef", 1), {}), ({"a": 1}, {}), "has in addition b, c, d, e and 1 more"),

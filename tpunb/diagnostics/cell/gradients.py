@@ -62,7 +62,6 @@ class Gradients:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Context in which optimizers are observed."""
         handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),

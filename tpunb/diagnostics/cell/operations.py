@@ -64,7 +64,6 @@ class Op(NamedTuple):
 
 
 def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
-    """Describe the arguments of a call."""
     if not kwargs:
         return tuple([_describe(value, 2) for value in args])
     return (
@@ -74,7 +73,6 @@ def describe_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tupl
 
 
 def describe_result(value: Any) -> object:
-    """Describe the result of a call."""
     return _describe(value, 1)
 
 

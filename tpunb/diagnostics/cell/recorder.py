@@ -275,8 +275,6 @@ class Recorder(TorchFunctionMode):
     # -- steps
 
     def wrap_marker(self, marker: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap torch_xla's step marker."""
-
         def marking(*args: Any, **kwargs: Any) -> Any:
             if self._quiet:
                 return marker(*args, **kwargs)

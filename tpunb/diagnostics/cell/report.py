@@ -288,10 +288,10 @@ class ReportBuilder:
             yield Issue(
                 "fallback",
                 f"{_called(tally.name)} ran on the CPU, {self._often(tally)} "
-                f"({describe_seconds(tally.seconds)}): XLA has no such operator, so its inputs are "
+                f"({describe_seconds(tally.seconds)}): XLA does not support it, so its inputs are "
                 "computed and copied first",
                 self._at(tally.place),
-                "use operators that XLA has, or do this outside of the loop",
+                "use operators that XLA supports, or do this outside the loop",
                 tally.seconds,
             )
 

@@ -311,7 +311,7 @@ _SCANNED = 20_000
 
 
 def most_relevant_lines(text: str, most: int = 8) -> list[str]:
-    """Return the most informative lines of a failed run's log, in their order.
+    """Return the most informative lines of a failed run's log, in order.
 
     For failures that no rule matches: exceptions and fatal lines of native code are preferred to
     lines that mention an error; if there are none of these, the last lines.

@@ -236,7 +236,7 @@ class PossibleReasons:
             )
 
     def _is_only_printed(self, line: int, end: int) -> bool:
-        """True for a line without a traceback after which the process goes on: it was handled."""
+        """True for a line without a traceback after which the process continues: it was handled."""
         log = self._log
         rank = log.writer(line)
         following = range(end, min(len(log.lines), end + _FRAMES))

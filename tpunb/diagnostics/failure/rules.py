@@ -119,7 +119,6 @@ def _with_commands(step: str, platform: str) -> str:
 
 @functools.cache
 def rules() -> tuple[FailureRule, ...]:
-    """The rules of this package."""
     folder = resources.files("tpunb.diagnostics.failure") / "rules"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     return read_rules({name: (folder / name).read_text(encoding="utf-8") for name in names})

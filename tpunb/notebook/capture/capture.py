@@ -90,7 +90,7 @@ def capture(
             return replace(laid, notes=(*missed, *laid.notes))
     laid = overlay((), executed)
     if missed:
-        note = f"the executed cells alone are used: {'; '.join(missed)}"
+        note = f"only the executed cells are used: {'; '.join(missed)}"
     else:
         note = (
             "no notebook file was found, so the tags of cells are not known: "

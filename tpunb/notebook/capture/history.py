@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a cell."""
-
     source: str
     """The text as it was sent, including magics."""
     number: int | None

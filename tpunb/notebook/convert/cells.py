@@ -249,7 +249,7 @@ def _unwrap(cell: EditedCell) -> bool:
         kept = name in magics.UNWRAPPED
         body = [] if kept else cell.lines[top + 1 :]
         if cell.setup and (key := private_keys(body)):
-            raise NotPythonError("an exported script may hold no private key", top + key[0] + 2)
+            raise NotPythonError("an exported script must contain no private key", top + key[0] + 2)
         if cell.setup and (made := setup_lines.cell_code(name, argument.strip(), body)):
             cell.set_up(top, len(cell.lines) - top, "", made)
             return False

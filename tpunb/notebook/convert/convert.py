@@ -33,7 +33,7 @@ from tpunb.notebook.convert.cells import (
     plain_python,
     skip_reason,
 )
-from tpunb.notebook.convert.front_end import FrontEnd, mentions_front_end
+from tpunb.notebook.convert.front_end import FrontEndNames, mentions_front_end
 from tpunb.notebook.convert.includes import IncludedFiles
 from tpunb.notebook.convert.launches import Launching, mentions_launch, replace_launch
 from tpunb.notebook.convert.magics import NotPythonError
@@ -284,9 +284,9 @@ class Conversion:
         self.lost += [(cell.metadata.number, lost) for lost in edited.lost]
 
     @cached_property
-    def run(self) -> names.Run:
+    def run(self) -> names.RunCells:
         """The code cells, when they are complete."""
-        return names.Run(
+        return names.RunCells(
             [
                 names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
                 for cell in self.code
@@ -315,7 +315,7 @@ class Conversion:
 
 def _notes(requirements: Sequence[Requirement]) -> list[str]:
     lines = [f"- {requirement}" for requirement in requirements]
-    return ["What it needs and does not hold:", *lines, ""] if lines else []
+    return ["What it needs but does not contain:", *lines, ""] if lines else []
 
 
 def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -350,7 +350,7 @@ def leave_out_cells(conversion: Conversion) -> None:
                 names.LeftOutCell(cell.metadata.index, f"cell [{number}]", reason, cell.source, got)
             )
             if reason is LeftOut.TRAIN_CELL and got.runs:
-                head = f"# another train cell, and what the notebook has from it: {line}"
+                head = f"# another train cell, replaced by its values: {line}"
                 cell.source = "\n".join([head, *earlier_values.read_back(got)])
                 cell.metadata.only_values = True
                 kept.append(cell)
@@ -445,7 +445,7 @@ def leave_out_front_end(conversion: Conversion) -> None:
     if not any(mentions_front_end(cell.source) for cell in conversion.code):
         return
     trees = conversion.trees()
-    front_end = FrontEnd([tree for _, tree in trees])
+    front_end = FrontEndNames([tree for _, tree in trees])
     for cell, tree in trees:
         edited = EditedCell(cell.source.split("\n"))
         front_end.leave_out(edited, tree, cell.metadata.role == "prelude")

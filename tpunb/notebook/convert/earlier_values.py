@@ -176,7 +176,7 @@ class RunFolderError(Exception):
 
     def __init__(self, used: str, line: int) -> None:
         super().__init__(
-            f"`{used}` is in a run's folder, and a script that runs by itself has none. "
+            f"`{used}` is in a run's folder, which a script that runs by itself does not have. "
             "Return what is needed with --returns, or tag the cell tpu-skip"
         )
         self.line = line

@@ -102,7 +102,6 @@ class Uses:
 
 
 def uses_of_tpunb(cells: Sequence[RunCell]) -> Uses:
-    """Find what the cells use of tpunb."""
     uses = Uses()
     if not any("tpunb" in cell.source for cell in cells):
         return uses
@@ -235,7 +234,7 @@ def preparation(
     lines = ["", "", "def _tpunb_instead():"]
     if uses.beyond:
         first = uses.beyond[0]
-        message = f"cell [{first.cell}] needs {first.name}, of which this script has no copy: "
+        message = f"cell [{first.cell}] needs {first.name}, which this script does not contain: "
         message += "pip install tpunb"
         lines.append(f"    raise ModuleNotFoundError({message!r}, name='tpunb')")
     else:
@@ -265,5 +264,4 @@ if "" not in _tpunb_sys.path:
 
 
 def prepare_call(spmd: bool) -> str:
-    """Return the call that prepares a script."""
     return f"_tpunb_prepare(_tpunb_instead{', spmd=True' if spmd else ''})"

@@ -42,7 +42,7 @@ def mentions_front_end(source: str) -> bool:
     return _WORDS.search(source) is not None
 
 
-class FrontEnd:
+class FrontEndNames:
     """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:

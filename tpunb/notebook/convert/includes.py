@@ -79,7 +79,7 @@ class IncludedFiles:
                 return name if folder == self.folders[0] else full
         places = " or ".join(dict.fromkeys(self.folders))
         raise _NotRunError(
-            f"`%run` needs {path}, and there is no such file in {places}. Give its path "
+            f"`%run` needs {path}, which does not exist in {places}. Give its path "
             f"from the working directory. {magics.OTHERWISE}"
         )
 
@@ -98,7 +98,7 @@ class IncludedFiles:
                 if written != "\n".join(cell.lines):
                     self.helpers.add(statements.AWAIT_HELPER)
                     cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)
-                front_end.FrontEnd([tree]).leave_out(cell, tree, prelude=True)
+                front_end.FrontEndNames([tree]).leave_out(cell, tree, prelude=True)
                 text = self.include("\n".join(cell.lines), 0)
                 statements.check_compiles(text, 0, [])
             except ConversionError as error:

@@ -81,7 +81,6 @@ class NotPythonError(Exception):
 
 
 def why_left_out(name: str, known: dict[str, LeftOut]) -> LeftOut:
-    """Return why a magic is left out."""
     if name.startswith("tpu_"):
         return LeftOut.TPUNB_MAGIC
     return known.get(name, LeftOut.UNKNOWN_MAGIC)

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from tpunb.notebook import scopes
 from tpunb.notebook.convert.cells import parse_body
-from tpunb.notebook.convert.names import LeftOutCell, Run, missing_returns
+from tpunb.notebook.convert.names import LeftOutCell, RunCells, missing_returns
 from tpunb.notebook.models import Absent, LeftOut, MissingChange
 from tpunb.notebook.scopes import (
     DefinedFunction,
@@ -26,7 +26,7 @@ from tpunb.notebook.scopes import (
 
 
 def find_missing_changes(
-    run: Run, left_out: Iterable[LeftOutCell], held: Container[str] = ()
+    run: RunCells, left_out: Iterable[LeftOutCell], held: Container[str] = ()
 ) -> list[MissingChange]:
     """Return one entry for each name and cell, in the order of the cells.
 

@@ -65,7 +65,7 @@ class RunCell(NamedTuple):
     """The cell's index in the snapshot."""
 
 
-class Run:
+class RunCells:
     """The cells of a run, in order, which are read when a check first needs it."""
 
     def __init__(self, cells: Sequence[RunCell]) -> None:
@@ -74,7 +74,6 @@ class Run:
 
     @cached_property
     def scopes(self) -> Scopes:
-        """The names of the cells."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warned about the cells when they ran
             return Scopes(
@@ -97,7 +96,9 @@ class MissingName:
     """What to do."""
 
 
-def refuse_missing(run: Run, missing: Mapping[str, MissingName], held: Container[str] = ()) -> None:
+def refuse_missing(
+    run: RunCells, missing: Mapping[str, MissingName], held: Container[str] = ()
+) -> None:
     """Raise ConversionError, with cell and line, for the first name that a run cannot have.
 
     `missing` are names that are defined elsewhere; `held` are names that the last cell gets from
@@ -239,7 +240,7 @@ _INSTEAD = {
     LeftOut.FAILED: "fix that cell and run it, then the train cell again",
     LeftOut.DELETED: "put that cell back",
     LeftOut.BELOW: "move that cell above the train cell",
-    LeftOut.LAUNCH: "pass what is needed of it to the function, as in "
+    LeftOut.LAUNCH: "pass what you need from it to the function, as in "
     "tpunb.launch(fn, args=(value,)), or save it there and load it here",
     LeftOut.BELOW_LAUNCH: "define it above that statement, or pass it to the function, as in "
     "tpunb.launch(fn, args=(value,))",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
-from tpunb.notebook.convert.names import Run
+from tpunb.notebook.convert.names import RunCells
 from tpunb.notebook.models import LeftOut, Need, Omission, Requirement
 from tpunb.notebook.scopes import Scopes, dotted, last_part
 
@@ -37,7 +37,7 @@ _DISPLAY_ONLY = re.compile(
 
 
 def find_requirements(
-    run: Run, omissions: Sequence[Omission], folders: Sequence[str]
+    run: RunCells, omissions: Sequence[Omission], folders: Sequence[str]
 ) -> list[Requirement]:
     """Return local modules and files that the cells need, and magics whose effect is missing.
 

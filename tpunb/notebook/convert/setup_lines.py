@@ -111,7 +111,6 @@ def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) 
 
 
 def secret_expression(name: str, plain: bool) -> str:
-    """Return the code that reads a secret."""
     return f"_tpunb_setup_secret({name!r}{', plain=True' if plain else ''})"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tpunb.notebook.convert.names import Run
+from tpunb.notebook.convert.names import RunCells
 from tpunb.notebook.scopes import Scopes, Site, argument
 from tpunb.xla import spmd
 
@@ -44,7 +44,7 @@ _MESHES = {
 }
 
 
-def spmd_reason(run: Run) -> str | None:
+def spmd_reason(run: RunCells) -> str | None:
     """Return why the run uses SPMD, 'cell [3] calls use_spmd()'; None if nothing shows it.
 
     A call that switches the mode on takes precedence over

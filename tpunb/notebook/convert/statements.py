@@ -190,7 +190,6 @@ def stands_alone(lines: list[str], node: ast.stmt) -> bool:
 
 
 def replace_by_pass(lines: list[str], node: ast.stmt) -> None:
-    """Replace a statement by `pass`."""
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     before, after = _around(lines, node)
     lines[first] = f"{before}pass" + (after if first == last else "")

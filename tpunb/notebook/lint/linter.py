@@ -32,7 +32,7 @@ UNKNOWN = "unknown-rule"
 def lint(
     snapshot: Snapshot, held: Container[str] = (), *, rules: Collection[str] = RULES.keys()
 ) -> list[Finding]:
-    """Return the findings in a notebook in its order; within a line, the most severe first.
+    """Return the findings in the order of the notebook; within a line, the most severe first.
 
     Nothing is run or imported. If there is a train cell, the rules check the notebook as
     `%%tpu_train` runs it; otherwise as its kernel runs it. Findings that `# tpunb: ignore[...]`

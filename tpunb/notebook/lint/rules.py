@@ -48,8 +48,6 @@ Check = Callable[[NotebookIndex], Iterable[Hit]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A lint rule."""
-
     id: str
     severity: Severity
     what: str

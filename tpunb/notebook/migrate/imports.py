@@ -39,15 +39,13 @@ class ImportSite:
 
 
 class NotebookImports:
-    """The imports of torch_xla in a notebook."""
-
     def __init__(self, names: NotebookNames, removals: Removals) -> None:
         self.names = names
         self.removals = removals
         self.sites: list[ImportSite] = []
         self._released: set[ast.AST] = set()
         self._gone: list[tuple[CodeCell, Import, str]] = []
-        """Imports of which nothing exists any more, each with the advice."""
+        """Imports that no longer exist, each with the advice."""
         for cell, node in names.walk():
             if isinstance(node, Import) and _roots(node) & set(ROOTS):
                 self._rewrite(cell, node)
@@ -124,7 +122,7 @@ class NotebookImports:
         return gone
 
     def remove_gone(self) -> None:
-        """Comment out imports of which nothing exists any more; mark those whose names are used.
+        """Comment out imports that no longer exist; mark those whose names are used.
 
         Without such an import the notebook would fail later, when the name is used.
         """

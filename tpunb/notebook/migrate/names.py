@@ -49,7 +49,6 @@ class NotebookNames:
         return [(cell, node) for node, cell in self._cell_of.items()]
 
     def cell_of(self, node: ast.AST) -> CodeCell:
-        """The cell that contains a node."""
         return self._cell_of[node]
 
     def scope(self, node: ast.AST) -> Scope | None:
@@ -84,7 +83,6 @@ class NotebookNames:
         return node
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The block that a statement is in."""
         parent = self.parents[statement]
         blocks: list[list[ast.stmt]] = [getattr(parent, name, []) for name in BLOCKS]
         return next(block for block in blocks if statement in block)
@@ -153,8 +151,6 @@ class NotebookNames:
 
 
 class Argument(NamedTuple):
-    """An argument of a call."""
-
     node: ast.expr | ast.keyword
     name: str
     """"" for a positional argument, `*args` and `**kwargs`."""

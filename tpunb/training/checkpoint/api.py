@@ -86,7 +86,7 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
     """Write a checkpoint: `tpunb.save({"model": model.state_dict()}, step)`.
 
     Call it on every rank. Rank 0 writes its state for all ranks; with `per_rank` each rank writes
-    its own, and the checkpoint is whole once all ranks have. No rank waits for another. When the
+    its own, and the checkpoint is complete once all ranks have. No rank waits for another. When the
     call returns, the checkpoint is on disk. The last 3 checkpoints are kept, and with several
     ranks also the one that the attempt resumed from.
 
@@ -140,7 +140,7 @@ def load(
     rank: int | None = None,
     weights_only: bool = True,
 ) -> Checkpoint | None:
-    """Return the newest whole checkpoint, or None if there is none yet.
+    """Return the newest complete checkpoint, or None if there is none yet.
 
         if (checkpoint := tpunb.load()) is not None:
             model.load_state_dict(checkpoint["model"])
@@ -188,11 +188,11 @@ def load(
             return checkpoint
     if step is not None:
         raise CheckpointError(
-            f"tpunb.load: no whole checkpoint of step {step} in {' or '.join(locations)}",
+            f"tpunb.load: no complete checkpoint of step {step} in {' or '.join(locations)}",
             locations[-1],
         )
     if len(paths) > 1:
-        _report("load", f"no whole checkpoint in TPUNB_RESUME={resume}")
+        _report("load", f"no complete checkpoint in TPUNB_RESUME={resume}")
     return None
 
 
@@ -208,7 +208,8 @@ def _newest(
                     continue
                 if stored.missing:
                     skipped.append(
-                        f"step {stored.step} lacks the part of rank {name_ranks(stored.missing)}"
+                        f"step {stored.step} is missing the part of rank "
+                        f"{name_ranks(stored.missing)}"
                     )
                     continue
                 checkpoint = _read(store, stored, rank, weights_only, skipped)
@@ -219,7 +220,7 @@ def _newest(
         except FileNotFoundError:
             continue  # removed after it was listed, so there are newer checkpoints
         if skipped:
-            _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is whole")
+            _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is complete")
         return None
     raise CheckpointError(
         f"tpunb.load: the files in {store.location} are removed faster than they can be read",
@@ -382,7 +383,7 @@ def _write_failure(error: Exception, step: int, store: Store, path: str, state_b
     reason = _reason(error)
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         free = store.free_bytes()
-        free_text = "" if free is None else f", {size(free)} are free"
+        free_text = "" if free is None else f", {size(free)} is free"
         reason += (
             f" (its tensors take {size(state_bytes)}{free_text}; {KEEP} checkpoints and the one "
             "being written must fit)"

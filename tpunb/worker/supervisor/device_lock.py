@@ -102,7 +102,7 @@ class DeviceLock:
     def release(self) -> None:
         """Give up the device, or the place in the queue."""
         if self._ticket is not None:
-            # A ticket that is not removed is not locked any more: the next process removes it.
+            # A ticket that stays behind is no longer locked: the next process removes it.
             with self._ticket.file, contextlib.suppress(OSError), self._exclusive():
                 self._ticket.path.unlink(missing_ok=True)
 

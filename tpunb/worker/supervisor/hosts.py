@@ -167,7 +167,6 @@ class Decisions:
         self.hosts[node].heard = self._clock()
 
     def take(self, node: int, message: Message) -> None:
-        """Handle a message from a host."""
         host = self.hosts[node]
         self.hear_of(node)
         if host.lost:
@@ -453,7 +452,7 @@ class Member(Hosts):
 
     def close(self, result: RunOver | None) -> None:
         self._dialer.close()
-        waits = result is not None and not self.over  # host 0 has yet to hear of a stop
+        waits = result is not None and not self.over  # host 0 may not have received the stop yet
         self._channel.close(deadline=time.monotonic() + FAREWELL if waits else None)
 
 

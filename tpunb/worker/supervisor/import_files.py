@@ -31,7 +31,6 @@ class ImportFiles:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def cleanup(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.name, ignore_errors=True)
 
 

@@ -122,7 +122,7 @@ class KeptPrelude:
     folders: Sequence[str]
 
     def lost(self) -> str:
-        """Why it cannot be used any more, whatever the run's cells are; '' if it can."""
+        """Why it can no longer be used, whatever the run's cells are; '' if it can."""
         for file, seen in self.modules.items():
             try:
                 status = os.stat(file)

@@ -74,7 +74,7 @@ class Connection:
         self.ended = False
         """The process at the other end has closed the connection, or is gone."""
         self.broken = ""
-        """Why nothing can be sent or received any more; empty while it can."""
+        """Why nothing more can be sent or received; empty while it can."""
 
     def send(self, line: bytes) -> None:
         """Send a line, as much as fits into the buffer; `flush` and `read` send the rest."""

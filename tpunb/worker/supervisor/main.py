@@ -368,7 +368,6 @@ class Supervisor:
             os.write(1, protocol.encode_message(message))
 
     def _on_order(self, message: Message) -> None:
-        """Handle a message of the kernel."""
         match message:
             case Preload():
                 log.info("preload, with %d processors", len(message.processors))

@@ -51,7 +51,7 @@ LOG_END = 1_000_000
 
 _CRASH_WORDS = {
     "SIGSEGV": "crashed with SIGSEGV (a segmentation fault in native code)",
-    "SIGABRT": "crashed with SIGABRT (native code gave up)",
+    "SIGABRT": "crashed with SIGABRT (native code aborted)",
     "SIGBUS": "crashed with SIGBUS (memory that was mapped could not be read)",
 }
 _WATCHER = "the process that watches the ranks"

@@ -39,7 +39,6 @@ class PreemptionWatcher:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop polling."""
         self._closed.set()
 
     def _poll(self, host: str) -> None:

@@ -63,7 +63,6 @@ class RecompileNotes:
         return [line for key in ready if (line := self._line(key))]
 
     def close(self) -> None:
-        """Close the ranks' files."""
         for tail in self._tails.values():
             tail.close()
 

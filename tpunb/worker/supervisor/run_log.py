@@ -38,7 +38,6 @@ class RunLog:
 
     @staticmethod
     def prefix(rank: int | None, stream: str) -> str:
-        """The prefix of each line of this source."""
         who = [] if rank is None else [str(rank)]
         what = {"stdout": [], "stderr": ["err"], PRELUDE: [PRELUDE]}[stream]
         return f"[{' '.join(who + what)}] "

@@ -60,7 +60,6 @@ class ShutdownSequence:
         self._deadline = 0.0
 
     def skip_grace_period(self) -> None:
-        """Skip the rest of the grace period."""
         self._grace = 0.0
         if self._next == "SIGTERM":
             self._deadline = float("-inf")

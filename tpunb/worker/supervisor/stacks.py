@@ -52,8 +52,6 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place at which a rank is."""
-
     cell: int | None
     line: int | None
     words: str
@@ -214,7 +212,7 @@ def _place(
         return RankPlace(None, None, "is stopped (SIGSTOP, or a debugger)")
     path = run.stacks(attempt, rank)
     if not path.exists():
-        words = "has not come out of the fork (code from the cells above may wait for a lock"
+        words = "has not returned from the fork (code from the cells above may wait for a lock"
         return RankPlace(None, None, f"{words} or for another process: try --replicate)")
     frames = _main_thread(_written(path))
     known = CellLines(run.script, spec)

@@ -138,7 +138,7 @@ class Supervision:
         self._exits: list[ProcessExit] = []
         self._cell: int | None = None
         self._over = False
-        """True once no process of this run will start or report anything any more."""
+        """True once no process of this run can start or report anything."""
         self._stop: Stop | None = None
         self._stopped = math.inf
         self._shutdown: ShutdownSequence | None = None
@@ -436,7 +436,7 @@ class Supervision:
         self._say_numbers()
         self._tell_memory()
         if self._preemption.notice and self._stop is None:
-            reason = f"this machine is about to be taken away: {self._preemption.notice}"
+            reason = f"this machine is about to be shut down: {self._preemption.notice}"
             self.stop(Stop(StopCause.PREEMPTED, reason))
         if self._deadline is not None and self._clock() > self._deadline:
             self._deadline = None

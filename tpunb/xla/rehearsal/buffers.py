@@ -100,7 +100,7 @@ def join_values(values: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 class Memory:
-    """Memory for large tensors, reused when neither torch nor XLA holds it any more."""
+    """Memory for large tensors, reused once neither torch nor XLA holds it."""
 
     def __init__(self) -> None:
         self._storages: list[torch.UntypedStorage] = []

@@ -98,7 +98,7 @@ class Outline:
         return _hash64(json.dumps([sorted(self.results.items()), sorted(self.inputs.items())]))
 
     def difference(self, other: Outline) -> str:
-        """A description of what this outline has in addition to another, and what it lacks."""
+        """A description of what this outline has in addition to another, and what it is missing."""
         if not self.operations and other.operations:
             return "it had computed these tensors before (torch_xla.sync(), or a value was read)"
         differences = []
@@ -114,7 +114,7 @@ class Outline:
             if more := _beyond(own, others):
                 differences.append(f"has in addition {more}")
             if less := _beyond(others, own):
-                differences.append(f"lacks {less}")
+                differences.append(f"is missing {less}")
             if differences:
                 break
         return "; ".join(differences) or "other operations"

@@ -215,7 +215,6 @@ class Collectives:
 
 
 def make_collectives(wire: Wire, world_size: int) -> Collectives:
-    """Make the collectives of the wire's rank."""
     peers = Peers(wire, world_size)
     reduce, gather, scatter = AllReduce(peers), AllGather(peers), ReduceScatter(peers)
     all_to_all = AllToAll(peers)

@@ -125,7 +125,6 @@ class Launches:
         self._more = self._more or outputs > needed
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note that the values of tensors are read."""
         numbers = [self._depends_on(tensor) for tensor in tensors]
         if number := max(numbers, default=0):
             self._add(LaunchKind.READ, number, more=False)
@@ -137,7 +136,7 @@ class Launches:
 
     def note_sync(self, outputs: int) -> None:
         """Note that torch_xla.sync() has computed pending work, with so many outputs."""
-        # Results that no variable holds any more are in no program.
+        # Results that no variable holds are in no program.
         if self._results and any(result() is not None for result in self._alive):
             self._add(LaunchKind.SYNC, self._number, more=self._more or outputs > 0)
         self._results.clear()

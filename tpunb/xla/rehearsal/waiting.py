@@ -72,7 +72,6 @@ class _Published:
 
     @classmethod
     def from_json(cls: type[_P], text: str | bytes) -> _P:
-        """The inverse of `to_json`."""
         return cls(**json.loads(text))
 
 

@@ -243,7 +243,7 @@ class Wire:
     def all_gather(
         self, flat: torch.Tensor, members: Sequence[int], call: RankCall
     ) -> list[torch.Tensor]:
-        """The flat tensors of all `members`, in their order."""
+        """The flat tensors of all `members`, in order."""
         if len(members) == 1:
             return [flat]
         if flat is self._sent:
@@ -265,7 +265,7 @@ class Wire:
     ) -> torch.Tensor:
         """Send each member its part of `flat`, whose lengths are `sent` (0: none).
 
-        Returns the parts that the members sent to this rank, concatenated in their order; their
+        Returns the parts that the members sent to this rank, concatenated in order; their
         lengths are `received`.
         """
         if len(members) == 1:

@@ -89,7 +89,7 @@ def test_a_page_that_does_not_answer(page: Page, tmp_path: Path) -> None:
     run(page, LOAD, "a")
     answers: list[tuple[dict[str, Any] | None, str]] = [
         (None, "Colab did not send the notebook within 0.2 s (is its page open?)"),
-        ({"error": "no access"}, "Colab did not give the notebook: no access"),
+        ({"error": "no access"}, "Colab did not return the notebook: no access"),
         ({"data": {}}, "Colab sent no notebook"),
         ({"data": {"ipynb": {"nbformat": 4}}}, "what the page of Colab sent is JSON but not"),
     ]
@@ -101,7 +101,7 @@ def test_a_page_that_does_not_answer(page: Page, tmp_path: Path) -> None:
         found = written(tmp_path)
         assert [cell["source"] for cell in found["cells"]][::2] == [LOAD, TRAIN]
         assert found["origin"] == "executed cells"
-        assert found["notes"][0].startswith(f"the executed cells alone are used: {words}")
+        assert found["notes"][0].startswith(f"only the executed cells are used: {words}")
 
 
 def test_other_kernels_are_not_colab() -> None:

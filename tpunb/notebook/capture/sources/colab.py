@@ -32,7 +32,7 @@ def from_colab(kernel: Kernel) -> LocatedNotebook | None:
     try:
         reply = blocking_request("get_ipynb", request="", timeout_sec=WAIT)
     except MessageError as error:
-        raise UnavailableError(f"Colab did not give the notebook: {error}") from error
+        raise UnavailableError(f"Colab did not return the notebook: {error}") from error
     if reply is None:
         raise UnavailableError(
             f"Colab did not send the notebook within {WAIT:g} s (is its page open?)"

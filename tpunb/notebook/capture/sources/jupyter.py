@@ -76,7 +76,7 @@ def _sessions(url: str, token: str) -> object:
     import urllib.request
 
     # A server on the user's own machine usually has a self-signed certificate. The port is the one
-    # in a file of this user, so the token is not sent to anybody else.
+    # in a file of this user, so the token is not sent to another user's server.
     unchecked = ssl.create_default_context()
     unchecked.check_hostname = False
     unchecked.verify_mode = ssl.CERT_NONE

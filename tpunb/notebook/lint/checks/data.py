@@ -114,7 +114,7 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
     why="every core processes all of the data, so an epoch takes as long as on one core "
-    "(torch.utils.data: a DataLoader does not know of ranks)",
+    "(torch.utils.data: a DataLoader does not know about ranks)",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
 )

@@ -111,8 +111,8 @@ def _lost_exports(notebook: NotebookIndex) -> Iterator[tuple[ParsedCell, int, st
     "warning",
     what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
     why="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
-    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, hence NaN "
-    "(measured with torch_xla 2.9.0; pytorch/xla#2425)",
+    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, so results "
+    "become NaN (measured with torch_xla 2.9.0; pytorch/xla#2425)",
     fix="remove it, and write `model.to(torch.bfloat16)` or "
     "`with torch.autocast('xla', dtype=torch.bfloat16):`",
     kernel=True,

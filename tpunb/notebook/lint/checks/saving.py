@@ -90,8 +90,9 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     "file-of-all-ranks",
     "warning",
     what="one file that every core writes",
-    why="the cores write it at the same time: it may contain parts of several, or only those of "
-    "the one that was last (follows from the code: the name of the file is the same on all cores)",
+    why="the cores write it at the same time: it may contain parts from several cores, or "
+    "only those of the last one (follows from the code: the name of the file is the same on all "
+    "cores)",
     fix="write it under `if xr.global_ordinal() == 0:`, or put the rank into its name",
 )
 def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:

@@ -33,7 +33,7 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
     "error",
     what="a name that no cell defines, or only a cell below",
     why="NameError when the line runs: on every core, perhaps at the end of the training "
-    "(pyflakes, on the cells of the notebook in their order)",
+    "(pyflakes, on the cells in the notebook's order)",
     fix="define or import it in a cell above",
 )
 def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:

@@ -33,7 +33,6 @@ class CallRewriter:
         """Uses of classes that other rewriters rewrote."""
 
     def apply(self) -> None:
-        """Make all edits."""
         done: set[ast.AST] = set()
         for cell, node in self.names.walk():
             if isinstance(node, ast.Call) and node not in self.removals:

@@ -101,7 +101,7 @@ def _tpunb_save(
     """Write a checkpoint in rank 0 or in every rank; the last three are kept."""
     import torch
 
-    class ToCpu(_tpunb_pickle.Pickler):
+    class CpuPickler(_tpunb_pickle.Pickler):
         def reducer_override(self, value: _TpunbAny) -> _TpunbAny:
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 return value.detach().cpu().__reduce_ex__(_tpunb_pickle.DEFAULT_PROTOCOL)
@@ -120,7 +120,7 @@ def _tpunb_save(
     part = f".{count}-rank-{rank}-of-{ranks}" if per_rank else ""
     name = f"{number:06d}-step-{step}-{_tpunb_start()}{part}.pt"
     module = _tpunb_types.ModuleType("pickle")
-    module.__dict__.update(vars(_tpunb_pickle), Pickler=ToCpu)
+    module.__dict__.update(vars(_tpunb_pickle), Pickler=CpuPickler)
     with _tpunb_io.BytesIO() as buffer:
         torch.save(state, buffer, pickle_module=module)
         data = buffer.getvalue()
@@ -174,5 +174,5 @@ def _tpunb_load(
         state = torch.load(file, map_location="cpu", weights_only=weights_only)
         return _TpunbCheckpoint(state=state, step=int(match[2]), path=file)
     if step is not None:
-        raise ValueError(f"tpunb.load: no whole checkpoint of step {step} in {folder}")
+        raise ValueError(f"tpunb.load: no complete checkpoint of step {step} in {folder}")
     return None
