@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.notebook.files import load_cells
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import bound_names
 from tpunb.utils.errors import TpunbError
 

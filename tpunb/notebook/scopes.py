@@ -139,6 +139,11 @@ def last_part(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def literal(node: ast.AST | None) -> object:
+    """Return the value of a constant; Ellipsis for any other node."""
+    return node.value if isinstance(node, ast.Constant) else ...
+
+
 def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return the argument of a call with a name, or at a position (from 0); None if absent."""
     for word in node.keywords:
@@ -319,6 +324,12 @@ class Site:
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
+    @property
+    def call(self) -> ast.Call:
+        """The node of a site that is a call."""
+        assert isinstance(self.node, ast.Call)
+        return self.node
+
     def runs(self) -> bool:
         """Whether the node certainly runs if its function or cell does, unless an error ends it."""
         return self.frame.reaches(self.node, errors=False)
@@ -489,6 +500,11 @@ class Scopes:
         """Return the bindings of a name as code in a scope sees it; none for an unbound name."""
         home = scope.find(name)
         return [] if home is None else home.bindings[name]
+
+    def binds(self, name: str) -> bool:
+        """Whether the cells themselves may bind a name anywhere, without `import *`."""
+        scopes = (scope for scope in self.every if not isinstance(scope.node, ast.ClassDef))
+        return any(name in scope.bindings for scope in scopes)
 
     def references(self, name: str, scope: Scope) -> list[Site]:
         """Return the reads of a name, also in annotations, that see the bindings in `scope`."""

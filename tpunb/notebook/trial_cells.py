@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tpunb.notebook.convert.cells import SKIP_TAGS
 from tpunb.notebook.files import cell_magics, load_cells
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import KEPT, Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import ParsedCell, Scopes, bound_names, imported
 from tpunb.utils import files
 

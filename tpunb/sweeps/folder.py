@@ -33,8 +33,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.trial_cells import for_trials
 from tpunb.runs import directory, metrics, ownership, state
 from tpunb.runs.directory import RunDir

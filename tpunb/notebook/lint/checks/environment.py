@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from tpunb.notebook import removed_apis, torch_installs
 from tpunb.notebook.lint.checks.sites import place
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.scopes import ParsedCell, Site
 
 SET = re.compile(
     r"(?:^\s*%(?:env|set_env)\s+|\bexport\s+|^\s*!\s*|\s)([A-Z][A-Z0-9_]{3,})\s*=\s*(\S*)"
@@ -53,12 +52,12 @@ def _set_in_python(
             if isinstance(target, ast.Subscript) and _is_environ(notebook, target.value, site):
                 yield site, target.slice, site.node.value  # type: ignore[attr-defined]
     for site in notebook.calls_of("os.environ.setdefault", "os.putenv"):
-        if len(given := call(site).args) > 1:
+        if len(given := site.call.args) > 1:
             yield site, given[0], given[1]
     for site in notebook.calls_of("os.environ.update"):
-        for word in call(site).keywords:
+        for word in site.call.keywords:
             yield site, ast.Constant(word.arg), word.value
-        for part in call(site).args:
+        for part in site.call.args:
             if isinstance(part, ast.Dict):
                 for key, value in zip(part.keys, part.values, strict=True):
                     yield site, key, value
@@ -244,5 +243,5 @@ def _tpu_taken(notebook: NotebookIndex) -> Iterator[Hit]:
     if any(name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") for _, name, _ in _variables(notebook)):
         return
     for site in sorted(notebook.calls_of(*TAKES_TPU), key=place)[:1]:
-        package = notebook.full(call(site).func, site).partition(".")[0]
+        package = notebook.full(site.call.func, site).partition(".")[0]
         yield Hit(site, f"this makes {package} take the TPU, so no run can use it")

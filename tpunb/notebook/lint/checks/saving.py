@@ -5,19 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import constant, owner, place, receiver, values_of
-from tpunb.notebook.lint.index import NotebookIndex, Program
-from tpunb.notebook.lint.names import (
-    argument,
-    call,
-    dotted,
+from tpunb.notebook.lint.checks.sites import (
+    constant,
     for_other_hardware,
-    last_part,
-    literal,
+    owner,
+    place,
+    receiver,
+    values_of,
     words,
 )
+from tpunb.notebook.lint.index import NotebookIndex, Program
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 
 @rule(
@@ -33,7 +32,7 @@ def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or not notebook.device_uses:
         return
     for site in notebook.calls_of("torch.save"):
-        saved = call(site).args[:1]
+        saved = site.call.args[:1]
         on_xla = any(_mentions_device(notebook, value, site) for value in saved)
         if on_xla and not for_other_hardware(site):
             yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
@@ -82,7 +81,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     if not moves:
         return False
     final = max(moves, key=place)
-    target = argument(call(final), "device", 0)
+    target = argument(final.call, "device", 0)
     return target is not None and notebook.is_xla_device(target, final)
 
 
@@ -122,7 +121,7 @@ _WRITING = (
 
 def _written(notebook: NotebookIndex, site: Site) -> ast.expr | None:
     """The name of the file that a call writes."""
-    node = call(site)
+    node = site.call
     full = notebook.full(node.func, site)
     if full in _WRITERS:
         return argument(node, "f", _WRITERS[full])
@@ -158,7 +157,8 @@ def _on_every_rank(notebook: NotebookIndex, program: Program, site: Site, depth:
         return True
     if depth > 4 or isinstance(function.node, ast.Lambda) or function.node.decorator_list:
         return False
-    callers = [s for s in notebook.sites.calls if s in program and function in notebook.runs(s)]
+    sites = notebook.sites
+    callers = [s for s in sites.calls if s in program and function in sites.called(s)]
     if not callers and program.cell is None:
         return True  # the function that is launched
     return any(_on_every_rank(notebook, program, caller, depth + 1) for caller in callers)
@@ -181,7 +181,7 @@ def _may_have_left(body: ast.AST, site: Site) -> bool:
 )
 def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.load"):
-        target = argument(call(site), "map_location", 1)
+        target = argument(site.call, "map_location", 1)
         if target is not None and _only_xla(notebook, target, site):
             yield Hit(site, "torch.load cannot put tensors on an XLA device")
 

@@ -11,8 +11,7 @@ from tpunb.notebook.convert.names import defines_unseen
 from tpunb.notebook.lint.checks.sites import is_tried, place
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell
-from tpunb.notebook.scopes import bound_names
+from tpunb.notebook.scopes import ParsedCell, bound_names
 
 USUAL = {
     "xm": "import torch_xla.core.xla_model as xm",
@@ -38,7 +37,7 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
 )
 def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
     cells = [cell for cell in notebook.cells if cell.part != "kernel"]
-    if notebook.names.star or any(cell.problem for cell in notebook.cells):
+    if notebook.sites.stars or any(cell.problem for cell in notebook.cells):
         return
     sources = ["\n".join(cell.plain) for cell in cells]
     if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):

@@ -10,10 +10,10 @@ from typing import Any
 from tpunb.notebook.convert.statements import read_anywhere
 from tpunb.notebook.lint.index import NotebookIndex, makers
 from tpunb.notebook.lint.not_returned import find_not_returned
-from tpunb.notebook.lint.walk import Site, parse_cells
 from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.notebook.scopes import bound_names
+from tpunb.notebook.parsing import parse_cells
+from tpunb.notebook.scopes import Site, bound_names
 
 STARTERS = ("launch", "spawn", "notebook_launcher")
 """The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
