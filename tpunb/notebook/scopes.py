@@ -156,6 +156,21 @@ def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr
     return None
 
 
+def first_line(statement: ast.stmt) -> int:
+    """Return the line (from 1) on which a statement starts, including its decorators."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def packages(node: ast.AST) -> set[str]:
+    """Return the top-level packages of an import; none for a relative one and other nodes."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return {node.module.partition(".")[0]}
+    return set()
+
+
 def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield the name that an import binds and the full name of the object, of each of its names.
 
@@ -918,9 +933,9 @@ if hasattr(ast, "TryStar"):
     _ENTER[ast.TryStar] = Scopes._block
 
 
-def scopes_of(tree: ast.Module) -> Scopes:
-    """Return the scopes of code on its own."""
-    return Scopes([ParsedCell(0, tree)])
+def scopes_of(*trees: ast.Module) -> Scopes:
+    """Return the scopes of the code of some cells."""
+    return Scopes(ParsedCell(index, tree) for index, tree in enumerate(trees))
 
 
 def bound_names(tree: ast.Module) -> set[str]:

@@ -15,7 +15,7 @@ from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
-from tpunb.notebook.scopes import ParsedCell, Scopes, imported, scopes_of
+from tpunb.notebook.scopes import imported, scopes_of
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
@@ -46,7 +46,7 @@ class FrontEnd:
     """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self._scopes = Scopes(ParsedCell(at, tree) for at, tree in enumerate(trees))
+        self._scopes = scopes_of(*trees)
         nodes = [node for tree in trees for node in ast.walk(tree)]
         dropped = {id(call.node) for tree in trees for call in self._calls(tree)}
         inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}

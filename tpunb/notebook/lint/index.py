@@ -24,6 +24,7 @@ from tpunb.notebook.scopes import (
     imported,
     last_part,
     literal,
+    packages,
 )
 from tpunb.notebook.scopes import (
     XM as XM,
@@ -92,13 +93,7 @@ class NotebookIndex:
 
     @cached_property
     def packages(self) -> set[str]:
-        packages = set()
-        for site in self.sites.imports:
-            if isinstance(site.node, ast.Import):
-                packages |= {alias.name.partition(".")[0] for alias in site.node.names}
-            elif isinstance(site.node, ast.ImportFrom) and site.node.module:
-                packages.add(site.node.module.partition(".")[0])
-        return packages
+        return set().union(*(packages(site.node) for site in self.sites.imports))
 
     def values(self, name: str, frame: Frame) -> list[Site]:
         """The values that are assigned to a dotted name ('model', 'self.model') in the function of
