@@ -264,7 +264,6 @@ class Script:
         return None
 
     def source(self, block: Block) -> str:
-        """The text of a block."""
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
     @cached_property

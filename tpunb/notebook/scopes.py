@@ -340,6 +340,11 @@ class Site:
         return getattr(self.node, "lineno", 1)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Its cell and line, which compare in the notebook's order."""
+        return self.cell.index, self.line
+
+    @property
     def call(self) -> ast.Call:
         """The node of a site that is a call."""
         assert isinstance(self.node, ast.Call)
@@ -654,6 +659,28 @@ class Scopes:
         """Whether an expression can only have the one full name that `full` returns."""
         names = self.full_names(node, scope)
         return not self.stars and len(names) == 1 and "" not in names
+
+    # Environment variables
+
+    def variables_set(self, site: Site) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+        """Yield name and value of each environment variable that an assignment or a call sets."""
+        node = site.node
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Subscript) and self._is_environ(target.value, site):
+                    yield target.slice, node.value
+        elif isinstance(node, ast.Call):
+            name = self.full_or_written(node.func, site.scope)
+            if name in ("os.environ.setdefault", "os.putenv") and len(node.args) > 1:
+                yield node.args[0], node.args[1]
+            elif name == "os.environ.update":
+                yield from ((ast.Constant(word.arg), word.value) for word in node.keywords)
+                for part in node.args:
+                    if isinstance(part, ast.Dict):
+                        yield from zip(part.keys, part.values, strict=True)
+
+    def _is_environ(self, node: ast.expr, site: Site) -> bool:
+        return self.full_or_written(node, site.scope) == "os.environ"
 
     # Reach by name
 

@@ -267,7 +267,6 @@ class Conversion:
 
     @property
     def code(self) -> list[Any]:
-        """The code cells."""
         return [cell for cell in self.cells if cell.cell_type == "code"]
 
     def trees(self) -> list[tuple[Any, ast.Module]]:

@@ -12,7 +12,7 @@ import re
 
 from tpunb.notebook.convert.names import Run, RunCell
 from tpunb.notebook.models import Script
-from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part
+from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part, literal
 
 WORDS = {"backward", "autograd"}
 """Every cell in which the check finds something contains one of these words, or 'xla'."""
@@ -80,9 +80,4 @@ def _to_xla(call: ast.Call) -> bool:
     values = [word.value for word in call.keywords if word.arg == "device"]
     if last_part(call.func) == "to":
         values += call.args[:1]
-    return any(
-        isinstance(value, ast.Constant)
-        and isinstance(value.value, str)
-        and value.value.partition(":")[0] == "xla"
-        for value in values
-    )
+    return any(str(literal(value)).partition(":")[0] == "xla" for value in values)

@@ -13,10 +13,7 @@ from dataclasses import replace
 
 from tpunb.notebook.convert.cells import parse_body, plain_python
 from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.statements import (
-    executed,
-    parse_cell,
-)
+from tpunb.notebook.convert.statements import executed, parse_cell
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Snapshot
 from tpunb.notebook.scopes import (

@@ -26,9 +26,7 @@ from tpunb.notebook.scopes import (
     literal,
     packages,
 )
-from tpunb.notebook.scopes import (
-    XM as XM,
-)
+from tpunb.notebook.scopes import XM as XM
 
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
 DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
@@ -226,7 +224,7 @@ class NotebookIndex:
                 target = argument(site.call, "device", 0 if name == "to" else None)
                 if target is not None and self.is_xla_device(target, site):
                     uses.append(site)
-        return sorted(uses, key=lambda site: (site.cell.index, site.line))
+        return sorted(uses, key=lambda site: site.place)
 
     @cached_property
     def data_loaders(self) -> list[Site]:
@@ -243,7 +241,7 @@ class NotebookIndex:
     def launches(self) -> list[Site]:
         """The calls of `torch_xla.launch` and other launchers."""
         launches = [site for name in LAUNCHERS for site in self.named.get(name, ())]
-        return sorted(launches, key=lambda site: (site.cell.index, site.line))
+        return sorted(launches, key=lambda site: site.place)
 
     @cached_property
     def multi(self) -> bool:
@@ -263,11 +261,9 @@ class NotebookIndex:
     def one_process(self, launch: Site) -> bool:
         """Whether a launcher is called for a single process."""
         for word in ("nprocs", "num_processes", "cores"):
-            value = argument(launch.call, word)
-            if isinstance(value, ast.Constant) and value.value == 1:
+            if literal(argument(launch.call, word)) == 1:
                 return True
-        debug = argument(launch.call, "debug_single_process")
-        return isinstance(debug, ast.Constant) and debug.value is True
+        return literal(argument(launch.call, "debug_single_process")) is True
 
     @cached_property
     def programs(self) -> list[Program]:

@@ -186,8 +186,7 @@ def _trained_by(notebook: NotebookIndex, fit: Fit, origin: _Origin) -> dict[str,
         names = origin.names(model, fit.site) if model is not None else ()
         return dict.fromkeys(names, Missing.TRAINED)
     for maker in makers(notebook, fit):
-        assert isinstance(maker.node, ast.Call)
-        model = argument(maker.node, "model", 0 if fit.framework.name == "transformers" else 1)
+        model = argument(maker.call, "model", 0 if fit.framework.name == "transformers" else 1)
         if model is not None:
             found |= dict.fromkeys(origin.names(model, maker), Missing.TRAINED)
     if fit.framework.name in ("transformers", "fastai"):

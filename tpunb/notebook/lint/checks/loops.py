@@ -10,7 +10,6 @@ from tpunb.notebook.lint.checks.sites import (
     for_other_hardware,
     on_several_cores,
     owner,
-    place,
     receiver,
     words,
 )
@@ -44,9 +43,8 @@ def _now_and_then(notebook: NotebookIndex, site: Site, loop: Loop | None) -> boo
     """Whether a site runs in only some steps: under `if step % n == 0`, on one rank, at the end."""
     up_to = loop.frame if loop and loop.frame.function is site.frame.function else None
     for test, _ in site.conditions(up_to):
-        for node in ast.walk(test):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-                return True
+        if any(isinstance(part, ast.Mod) for part in ast.walk(test)):
+            return True
         if words(test) & {"step", "i", "idx", "batch_idx", "it", "log", "verbose", "debug", "item"}:
             return True
         if any("log" in word or "print" in word or "report" in word for word in words(test)):
@@ -374,7 +372,7 @@ def _model_of(node: ast.Call) -> str:
 
 def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> bool:
     """Whether a model is moved to an XLA device only after its optimizer is created."""
-    made = place(optimizer)
+    made = optimizer.place
     moves = [
         site
         for site in notebook.called.get("to", ())
@@ -383,16 +381,16 @@ def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> boo
     late = [
         site
         for site in moves
-        if place(site) > made
+        if site.place > made
         and owner(site) == model
         and site.frame.function is optimizer.frame.function
         and not any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
         and site.call.args
         and notebook.is_xla_device(site.call.args[0], site)
     ]
-    early = any(place(site) <= made for site in moves)
+    early = any(site.place <= made for site in moves)
     again = any(
-        place(value) > made and not any(value.node is site.node for site in late)
+        value.place > made and not any(value.node is site.node for site in late)
         for value in notebook.values(model, optimizer.frame)
     )
     return bool(late) and not early and not again

@@ -9,7 +9,6 @@ from tpunb.notebook.lint.checks.sites import (
     constant,
     for_other_hardware,
     owner,
-    place,
     receiver,
     values_of,
     words,
@@ -76,11 +75,11 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
         for other in notebook.called.get(name, ())
         if (owner(other) == model or any(node is other.node for node in made))
         and other.frame.function is site.frame.function
-        and place(other) < place(site)
+        and other.place < site.place
     ]
     if not moves:
         return False
-    final = max(moves, key=place)
+    final = max(moves, key=lambda site: site.place)
     target = argument(final.call, "device", 0)
     return target is not None and notebook.is_xla_device(target, final)
 
@@ -97,7 +96,7 @@ def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     on_xla = {(hit.cell.index, hit.line) for hit in _torch_save_on_xla(notebook)}
     for program in notebook.programs:
         for site in notebook.sites.calls if not program.alone else ():
-            if site not in program or place(site) in on_xla:
+            if site not in program or site.place in on_xla:
                 continue
             name = constant(notebook, _written(notebook, site), site)
             is_file = isinstance(name, str) and name and not name.startswith("/dev/")

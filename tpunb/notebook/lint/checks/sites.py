@@ -1,4 +1,4 @@
-"""What several rules ask: a call's place, receiver, values and ranks, and installed releases."""
+"""What several rules ask: a call's receiver, values and ranks, and installed releases."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from tpunb.notebook.scopes import Site, dotted, literal
 
 TRIES = (ast.Try, ast.ExceptHandler)
 PLATFORM = ("cuda", "gpu", "tpu", "xla", "device", "cpu", "mps", "hardware", "accelerator")
-
-
-def place(site: Site) -> tuple[int, int]:
-    """Return the cell and line of a site, which compare in the notebook's order."""
-    return site.cell.index, site.line
 
 
 def receiver(site: Site) -> ast.expr | None:

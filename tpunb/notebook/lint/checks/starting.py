@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import has_spread, place
+from tpunb.notebook.lint.checks.sites import has_spread
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.scopes import XM, Site, argument, dotted, literal
@@ -105,7 +105,7 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [site for site in notebook.launches if not notebook.one_process(site)]
-    end = max(map(place, launches), default=(-1, 0))
+    end = max((site.place for site in launches), default=(-1, 0))
     for site in notebook.device_uses:
         if site.frame.function is not None or site.cell.part != "prelude":
             continue
@@ -118,7 +118,7 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
                 severity="hint",
             )
             return
-        if place(site) < end:
+        if site.place < end:
             sure = not any(True for _ in site.conditions()) and site.simple()
             message = "an XLA device is used in the kernel before the ranks are started"
             yield Hit(site, message, severity=None if sure else "warning")
@@ -155,9 +155,9 @@ def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [s for s in notebook.calls_of(*ACCELERATE) if s.cell.part == "prelude"]
-    end = max(map(place, launches), default=(-1, 0))
+    end = max((site.place for site in launches), default=(-1, 0))
     for site in notebook.calls_of("accelerate.Accelerator"):
-        if place(site) < end and site.simple() and site.frame.function is None:
+        if site.place < end and site.simple() and site.frame.function is None:
             yield Hit(site, "an Accelerator is created in the kernel, before notebook_launcher")
 
 
@@ -182,7 +182,7 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
         # Each train cell is a run of its own; other cells may be part of none.
         parts = {use.cell.part, site.cell.part}
         same = use.cell is site.cell or ("kernel" not in parts and parts != {"train"})
-        if same and place(use) < place(site) and use.frame.function is None and use.simple():
+        if same and use.place < site.place and use.frame.function is None and use.simple():
             return True
     return False
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
 from tpunb.notebook.convert.names import defines_unseen
-from tpunb.notebook.lint.checks.sites import is_tried, place
+from tpunb.notebook.lint.checks.sites import is_tried
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
 from tpunb.notebook.scopes import ParsedCell, bound_names
@@ -54,7 +54,7 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
             continue
         below = [other for other in cells if name in bound_names(other.tree)]
         at = (cell.index, node.lineno)
-        site = next((load for load in notebook.sites.loads(name) if place(load) == at), None)
+        site = next((load for load in notebook.sites.loads(name) if load.place == at), None)
         always = site is not None and not any(site.conditions()) and not is_tried(site)
         if below:
             if cell.part == "train" or not always:

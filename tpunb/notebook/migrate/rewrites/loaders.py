@@ -22,7 +22,6 @@ class LoaderRewriter:
         """The uses of the class that were rewritten."""
 
     def apply(self) -> None:
-        """Make the edits."""
         for _, node in self.names.walk():
             if not isinstance(node, ast.Call) or node in self.removals:
                 continue
