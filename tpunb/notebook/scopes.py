@@ -432,17 +432,6 @@ class DefinedFunction:
     def calls(self) -> list[Site]:
         return [site for site in self.sites if type(site.node) is ast.Call]
 
-    @property
-    def stored(self) -> set[str]:
-        """The names that it assigns."""
-        bound = self.scope.bindings.items()
-        return {n for n, b in bound if any(isinstance(one.node, ast.Name) for one in b)}
-
-    @property
-    def locals(self) -> set[str]:
-        """The names that it binds, except by imports."""
-        return {n for n, b in self.scope.bindings.items() if any(one.full is None for one in b)}
-
 
 Place = tuple[ast.AST, Frame]
 """A node and its frame. A Site is only made when it is asked for, which is seldom."""
@@ -466,29 +455,18 @@ class Scopes:
         self.imports: list[Site] = []
         self.assigns: list[Site] = []
         self.loops: list[Site] = []
-        self.branches: list[Site] = []
         self.jumps: list[Site] = []
         self.subscripts: list[Site] = []
         self.leaves: list[Site] = []
         """`return` and `raise`."""
         self.classes: list[Site] = []
         self._kept: dict[type, list[Site]] = {
-            ast.Call: self.calls,
-            ast.Import: self.imports,
-            ast.ImportFrom: self.imports,
-            ast.Assign: self.assigns,
-            ast.AnnAssign: self.assigns,
-            ast.NamedExpr: self.assigns,
-            ast.For: self.loops,
-            ast.AsyncFor: self.loops,
-            ast.While: self.loops,
-            ast.If: self.branches,
-            ast.Break: self.jumps,
-            ast.Continue: self.jumps,
-            ast.Subscript: self.subscripts,
-            ast.Raise: self.leaves,
-            ast.Return: self.leaves,
-            ast.ClassDef: self.classes,
+            **{ast.Call: self.calls, ast.Subscript: self.subscripts, ast.ClassDef: self.classes},
+            **dict.fromkeys((ast.Import, ast.ImportFrom), self.imports),
+            **dict.fromkeys((ast.Assign, ast.AnnAssign, ast.NamedExpr), self.assigns),
+            **dict.fromkeys(LOOPS, self.loops),
+            **dict.fromkeys((ast.Break, ast.Continue), self.jumps),
+            **dict.fromkeys((ast.Raise, ast.Return), self.leaves),
         }
         self._annotations: list[Place] = []
         self._top: dict[ParsedCell, list[Site]] = {}

@@ -108,7 +108,7 @@ def uses_of_tpunb(run: Run) -> Uses:
         return uses
     scopes = run.scopes
     imports = (pair for site in scopes.imports for pair in imported(site.node))
-    # Of an import by name, only the import is left.
+    # The calls of `from tpunb import launch` have been replaced: only the import is left.
     uses.launch = any(full == TPUNB_LAUNCH and not scopes.loads(name) for name, full in imports)
     for site in (*scopes.imports, *scopes.attributes()):
         for name in _taken(scopes, site):

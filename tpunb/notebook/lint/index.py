@@ -14,6 +14,7 @@ from tpunb.notebook.scopes import (
     LAUNCHERS,
     LOOPS,
     TPUNB_LAUNCH,
+    XM,
     DefinedFunction,
     Frame,
     ParsedCell,
@@ -26,7 +27,6 @@ from tpunb.notebook.scopes import (
     literal,
     packages,
 )
-from tpunb.notebook.scopes import XM as XM
 
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
 DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"

@@ -217,8 +217,8 @@ class Reachability:
         derived = any(name in map(last_part, bases) for bases in self._notebook.bases.values())
         scopes = self._notebook.sites.every
         bindings = (one for scope in scopes for one in scope.bindings.get(name, ()))
-        derived = derived or any(isinstance(one.node, ast.Name) for one in bindings)
-        if len(own) != 1 or derived or not own[0].outer.cell.runs:
+        assigned = any(isinstance(one.node, ast.Name) for one in bindings)
+        if len(own) != 1 or derived or assigned or not own[0].outer.cell.runs:
             return []
         return own if _is_plain(own[0].node) else []
 

@@ -64,14 +64,8 @@ def _star_imported(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis
         return  # another module may define them
     for row in removed_apis.NAMES:
         module, _, name = row.old.rpartition(".")
-        if module not in modules or notebook.sites.binds(name):
-            continue
-        for site in notebook.sites.loads(name):
-            function = site.frame.function
-            while function is not None and name not in function.locals:
-                function = function.outer.function
-            if function is None:
-                yield site, row
+        if module in modules and not notebook.sites.binds(name):
+            yield from ((site, row) for site in notebook.sites.loads(name))
 
 
 _LASTS = sorted({row.old.rpartition(".")[2] for row in removed_apis.NAMES})

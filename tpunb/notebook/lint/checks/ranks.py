@@ -162,5 +162,6 @@ class _Evaluator:
         if isinstance(node, ast.Call) and notebook.full(function, site) in RANK_CALLS:
             return not self.strict or notebook.sites.is_certain(function, site.scope)
         if inside and isinstance(node, ast.Name) and node.id == notebook.rank_parameter(inside):
-            return not self.strict or node.id not in inside.stored
+            bindings = inside.scope.bindings[node.id]
+            return not (self.strict and any(isinstance(one.node, ast.Name) for one in bindings))
         return not self.strict and RANKS.fullmatch(last_part(function).lower()) is not None
