@@ -44,10 +44,6 @@ def _variables(notebook: NotebookIndex) -> Iterator[Variable]:
                 yield site, known, _text(value)
 
 
-def _is_environ(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    return notebook.full(node, site) == "os.environ"
-
-
 def _text(node: ast.expr | None) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
         return str(node.value)
@@ -121,7 +117,7 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.sites.subscripts:
         node = site.node
         assert isinstance(node, ast.Subscript)
-        if not isinstance(node.ctx, ast.Load) or not _is_environ(notebook, node.value, site):
+        if not isinstance(node.ctx, ast.Load) or notebook.full(node.value, site) != "os.environ":
             continue
         row = removed_apis.lookup_variable(_text(node.slice) or "")
         if row is not None and row.old in ("COLAB_TPU_ADDR", "XRT_TPU_CONFIG"):
