@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 from tpunb.kernel import cost
 from tpunb.kernel.launcher import Run, follow_to_end
 from tpunb.kernel.session import INTERRUPTED, Session
-from tpunb.notebook.lint.walk import parse_cells
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import bound_names
 from tpunb.runs.spec import RunState
 from tpunb.sweeps import folder as folders

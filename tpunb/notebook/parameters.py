@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tpunb.notebook.convert.syntax import parsed
 from tpunb.notebook.files import load_cells
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import bound_names
 from tpunb.utils.errors import TpunbError
 
@@ -78,13 +79,8 @@ def defaults(cells: Iterable[Cell], tags: Iterable[str] = ("parameters",)) -> di
     """
     found: dict[str, Any] = {}
     for cell in cells:
-        if not set(tags) & set(cell.tags):
-            continue
-        try:
-            body = ast.parse(cell.source).body
-        except (SyntaxError, ValueError):  # an IPython magic
-            continue
-        for node in body:
+        tree = parsed([cell.source]) if set(tags) & set(cell.tags) else None
+        for node in tree.body if tree else ():  # else it has an IPython magic
             if isinstance(node, ast.Assign):
                 targets, value = node.targets, node.value
             elif isinstance(node, ast.AnnAssign) and node.value is not None:

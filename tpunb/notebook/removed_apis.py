@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tpunb.notebook.scopes import XM
 from tpunb.utils.errors import UV_INSTALL
 
 ApiState = Literal["missing", "deprecated", "refused", "ignored", "legacy"]
@@ -33,7 +34,6 @@ class RemovedApi:
     """The release that brought it into this state, if known."""
 
 
-XM = "torch_xla.core.xla_model"
 XR = "torch_xla.runtime"
 PL = "torch_xla.distributed.parallel_loader"
 XMP = "torch_xla.distributed.xla_multiprocessing"

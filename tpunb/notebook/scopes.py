@@ -139,6 +139,11 @@ def last_part(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def literal(node: ast.AST | None) -> object:
+    """Return the value of a constant; Ellipsis for any other node."""
+    return node.value if isinstance(node, ast.Constant) else ...
+
+
 def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return the argument of a call with a name, or at a position (from 0); None if absent."""
     for word in node.keywords:
@@ -149,6 +154,21 @@ def argument(node: ast.Call, name: str, position: int | None = None) -> ast.expr
         if not any(isinstance(part, ast.Starred) for part in before):
             return node.args[position]
     return None
+
+
+def first_line(statement: ast.stmt) -> int:
+    """Return the line (from 1) on which a statement starts, including its decorators."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def packages(node: ast.AST) -> set[str]:
+    """Return the top-level packages of an import; none for a relative one and other nodes."""
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return {node.module.partition(".")[0]}
+    return set()
 
 
 def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
@@ -319,6 +339,17 @@ class Site:
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its cell and line, which compare in the notebook's order."""
+        return self.cell.index, self.line
+
+    @property
+    def call(self) -> ast.Call:
+        """The node of a site that is a call."""
+        assert isinstance(self.node, ast.Call)
+        return self.node
+
     def runs(self) -> bool:
         """Whether the node certainly runs if its function or cell does, unless an error ends it."""
         return self.frame.reaches(self.node, errors=False)
@@ -399,17 +430,6 @@ class DefinedFunction:
     def calls(self) -> list[Site]:
         return [site for site in self.sites if type(site.node) is ast.Call]
 
-    @property
-    def stored(self) -> set[str]:
-        """The names that it assigns."""
-        bound = self.scope.bindings.items()
-        return {n for n, b in bound if any(isinstance(one.node, ast.Name) for one in b)}
-
-    @property
-    def locals(self) -> set[str]:
-        """The names that it binds, except by imports."""
-        return {n for n, b in self.scope.bindings.items() if any(one.full is None for one in b)}
-
 
 Place = tuple[ast.AST, Frame]
 """A node and its frame. A Site is only made when it is asked for, which is seldom."""
@@ -433,29 +453,18 @@ class Scopes:
         self.imports: list[Site] = []
         self.assigns: list[Site] = []
         self.loops: list[Site] = []
-        self.branches: list[Site] = []
         self.jumps: list[Site] = []
         self.subscripts: list[Site] = []
         self.leaves: list[Site] = []
         """`return` and `raise`."""
         self.classes: list[Site] = []
         self._kept: dict[type, list[Site]] = {
-            ast.Call: self.calls,
-            ast.Import: self.imports,
-            ast.ImportFrom: self.imports,
-            ast.Assign: self.assigns,
-            ast.AnnAssign: self.assigns,
-            ast.NamedExpr: self.assigns,
-            ast.For: self.loops,
-            ast.AsyncFor: self.loops,
-            ast.While: self.loops,
-            ast.If: self.branches,
-            ast.Break: self.jumps,
-            ast.Continue: self.jumps,
-            ast.Subscript: self.subscripts,
-            ast.Raise: self.leaves,
-            ast.Return: self.leaves,
-            ast.ClassDef: self.classes,
+            **{ast.Call: self.calls, ast.Subscript: self.subscripts, ast.ClassDef: self.classes},
+            **dict.fromkeys((ast.Import, ast.ImportFrom), self.imports),
+            **dict.fromkeys((ast.Assign, ast.AnnAssign, ast.NamedExpr), self.assigns),
+            **dict.fromkeys(LOOPS, self.loops),
+            **dict.fromkeys((ast.Break, ast.Continue), self.jumps),
+            **dict.fromkeys((ast.Raise, ast.Return), self.leaves),
         }
         self._annotations: list[Place] = []
         self._top: dict[ParsedCell, list[Site]] = {}
@@ -487,6 +496,11 @@ class Scopes:
         """Return the bindings of a name as code in a scope sees it; none for an unbound name."""
         home = scope.find(name)
         return [] if home is None else home.bindings[name]
+
+    def binds(self, name: str) -> bool:
+        """Whether the cells themselves may bind a name anywhere, without `import *`."""
+        scopes = (scope for scope in self.every if not isinstance(scope.node, ast.ClassDef))
+        return any(name in scope.bindings for scope in scopes)
 
     def references(self, name: str, scope: Scope) -> list[Site]:
         """Return the reads of a name, also in annotations, that see the bindings in `scope`."""
@@ -621,6 +635,28 @@ class Scopes:
         """Whether an expression can only have the one full name that `full` returns."""
         names = self.full_names(node, scope)
         return not self.stars and len(names) == 1 and "" not in names
+
+    # Environment variables
+
+    def variables_set(self, site: Site) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+        """Yield name and value of each environment variable that an assignment or a call sets."""
+        node = site.node
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Subscript) and self._is_environ(target.value, site):
+                    yield target.slice, node.value
+        elif isinstance(node, ast.Call):
+            name = self.full_or_written(node.func, site.scope)
+            if name in ("os.environ.setdefault", "os.putenv") and len(node.args) > 1:
+                yield node.args[0], node.args[1]
+            elif name == "os.environ.update":
+                yield from ((ast.Constant(word.arg), word.value) for word in node.keywords)
+                for part in node.args:
+                    if isinstance(part, ast.Dict):
+                        yield from zip(part.keys, part.values, strict=True)
+
+    def _is_environ(self, node: ast.expr, site: Site) -> bool:
+        return self.full_or_written(node, site.scope) == "os.environ"
 
     # Reach by name
 
@@ -899,9 +935,9 @@ if hasattr(ast, "TryStar"):
     _ENTER[ast.TryStar] = Scopes._block
 
 
-def scopes_of(tree: ast.Module) -> Scopes:
-    """Return the scopes of code on its own."""
-    return Scopes([ParsedCell(0, tree)])
+def scopes_of(*trees: ast.Module) -> Scopes:
+    """Return the scopes of the code of some cells."""
+    return Scopes(ParsedCell(index, tree) for index, tree in enumerate(trees))
 
 
 def bound_names(tree: ast.Module) -> set[str]:

@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpunb.notebook.convert.cells import SKIP_TAGS
+from tpunb.notebook.convert.syntax import parsed
 from tpunb.notebook.files import cell_magics, load_cells
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import KEPT, Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import ParsedCell, Scopes, bound_names, imported
 from tpunb.utils import files
 
@@ -46,10 +47,9 @@ def defer_parameters(snapshot: Snapshot) -> Snapshot:
     if at is None or snapshot.train is None or snapshot.train <= at:
         return snapshot
     cells = list(snapshot.cells)
-    try:
-        names = bound_names(ast.parse(cells[at].source))
-    except (SyntaxError, ValueError):
+    if (tree := parsed([cells[at].source])) is None:
         return snapshot
+    names = bound_names(tree)
     end = at + 1
     while end < snapshot.train and not _mentions(cells[end], names):
         end += 1

@@ -33,8 +33,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
+from tpunb.notebook.scopes import packages
 from tpunb.notebook.trial_cells import for_trials
 from tpunb.runs import directory, metrics, ownership, state
 from tpunb.runs.directory import RunDir
@@ -422,13 +423,7 @@ def code_digest(cells: tuple[Cell, ...], folders: tuple[Path, ...]) -> str:
 
 def _imported(tree: ast.AST) -> set[str]:
     """Return the top-level names of the modules that a tree imports."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
+    return set().union(*map(packages, ast.walk(tree)))
 
 
 def _read_module(path: Path) -> tuple[str, set[str]]:

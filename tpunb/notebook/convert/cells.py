@@ -181,7 +181,7 @@ def plain_python(source: str, setup: bool = False) -> PlainCell:
     """
     lines = syntax.clean(source.split("\n"))
     cell = EditedCell(lines, setup=setup)
-    _mark_automagic(cell.lines)
+    mark_automagic(cell.lines)
     if not _unwrap(cell):
         return _plain_cell(cell, compiles=not setup)
     # Valid Python contains no special syntax; compiling is much cheaper than searching for it.
@@ -219,7 +219,7 @@ def parse_body(source: str) -> tuple[ast.Module, tuple[LostName, ...]]:
         return ast.Module([], []), ()
 
 
-def _mark_automagic(lines: list[str]) -> None:
+def mark_automagic(lines: list[str]) -> None:
     """Add the % to `pip install x` or `ls -la`, as IPython does in cells of one line.
 
     A line that may have an effect as Python stays unchanged.

@@ -55,7 +55,7 @@ from tpunb.notebook.models import (
     Script,
     Snapshot,
 )
-from tpunb.notebook.scopes import ParsedCell, Scopes, changed_names
+from tpunb.notebook.scopes import ParsedCell, Scopes, changed_names, scopes_of
 from tpunb.runs.spec import Block, Role
 
 if TYPE_CHECKING:
@@ -267,7 +267,6 @@ class Conversion:
 
     @property
     def code(self) -> list[Any]:
-        """The code cells."""
         return [cell for cell in self.cells if cell.cell_type == "code"]
 
     def trees(self) -> list[tuple[Any, ast.Module]]:
@@ -494,7 +493,7 @@ def replace_launches(conversion: Conversion) -> None:
 
 
 def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
-    scopes = Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
+    scopes = scopes_of(*(tree for _, tree in trees))
     for cell, tree in trees:
         if earlier_values.is_train_cell(cell.source):
             continue  # as in the notebook, where a rank calls the function itself
@@ -509,7 +508,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
     if earlier_values.HELPER not in conversion.files.helpers:
         return
     trees = conversion.trees()
-    scopes = Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
+    scopes = scopes_of(*(tree for _, tree in trees))
     lost: set[str] = set()
     for cell, tree in trees:
         if cell.metadata.role == "train" or earlier_values.HELPER in cell.source:
@@ -569,7 +568,7 @@ def _scopes_for_tasks(conversion: Conversion) -> Scopes:
     """Return the names of all cells if a cell may start a task; otherwise no names."""
     tasks = any(word in cell.source for cell in conversion.code for word in statements.TASK_WORDS)
     trees = conversion.trees() if tasks else ()
-    return Scopes(ParsedCell(cell.metadata.index, tree) for cell, tree in trees)
+    return scopes_of(*(tree for _, tree in trees))
 
 
 def read_as_a_whole(conversion: Conversion) -> None:
@@ -590,7 +589,7 @@ def prepare_for_export(conversion: Conversion) -> None:
         return
     pieces = conversion.run.cells
     omissions = [omission for _, omission in conversion.omissions]
-    uses = export_.uses_of_tpunb(pieces)
+    uses = export_.uses_of_tpunb(conversion.run)
     conversion.requirements += find_requirements(
         conversion.run, omissions, conversion.files.folders
     )

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tpunb.notebook.convert.names import RunCell
-from tpunb.notebook.convert.statements import executed, read_anywhere
+from tpunb.notebook.convert.names import RunCells
+from tpunb.notebook.convert.statements import executed
 from tpunb.notebook.models import Need, Requirement
+from tpunb.notebook.scopes import TPUNB_LAUNCH, Scopes, Site, first_line, imported, packages
 
 TEMPLATES = Path(__file__).parent / "templates" / "header"
 STAND_IN = ("log", "track", "save", "load")
@@ -71,8 +72,7 @@ def _parts() -> list[_Part]:
         text = re.sub(r"  # (?:noqa|type:).*", "", text)
         lines = text.split("\n")
         for node in ast.parse(text).body[1:]:  # below the docstring
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-            source = "\n".join(lines[first - 1 : node.end_lineno])
+            source = "\n".join(lines[first_line(node) - 1 : node.end_lineno])
             parts.append(_Part(tuple(_defined(node)), source, type(node)))
     return parts
 
@@ -101,45 +101,31 @@ class Uses:
     """True if `tpunb.launch` is imported by name; its calls have already been replaced."""
 
 
-def uses_of_tpunb(cells: Sequence[RunCell]) -> Uses:
+def uses_of_tpunb(run: RunCells) -> Uses:
+    """Find what the cells use of tpunb."""
     uses = Uses()
-    if not any("tpunb" in cell.source for cell in cells):
+    if not any("tpunb" in source for source in run.sources):
         return uses
-    trees = [(cell.number, ast.parse(cell.source)) for cell in cells]
-    modules = {
-        alias.asname or "tpunb"
-        for _, tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name == "tpunb" or (alias.name.startswith("tpunb.") and not alias.asname)
-    }
-    read = set().union(*(read_anywhere(tree) for _, tree in trees))
-    for number, tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and _only_launches(node, read):
-                uses.launch = True
-            for name in _taken(node, modules):
-                if name in STAND_IN or (name == "launch" and uses.launch):
-                    uses.functions.add(name)
-                elif isinstance(node, ast.Import | ast.ImportFrom) or name in _PACKAGES:
-                    need = Requirement(number, node.lineno, Need.TPUNB, f"tpunb.{name}")  # type: ignore[attr-defined]
-                    uses.beyond.append(need)
+    scopes = run.scopes
+    imports = (pair for site in scopes.imports for pair in imported(site.node))
+    # The calls of `from tpunb import launch` have been replaced: only the import is left.
+    uses.launch = any(full == TPUNB_LAUNCH and not scopes.loads(name) for name, full in imports)
+    for site in (*scopes.imports, *scopes.attributes()):
+        for name in _taken(scopes, site):
+            if name in STAND_IN or (name == "launch" and uses.launch):
+                uses.functions.add(name)
+            elif isinstance(site.node, ast.Import | ast.ImportFrom) or name in _PACKAGES:
+                need = Requirement(site.cell.number, site.line, Need.TPUNB, f"tpunb.{name}")
+                uses.beyond.append(need)
     uses.beyond = list({need.name: need for need in reversed(uses.beyond)}.values())
     return uses
 
 
-def _only_launches(node: ast.ImportFrom, read: set[str]) -> bool:
-    """True if it imports `tpunb.launch` under a name that is no longer read."""
-    return node.module == "tpunb" and any(
-        alias.name == "launch" and (alias.asname or alias.name) not in read for alias in node.names
-    )
-
-
-def _taken(node: ast.AST, modules: set[str]) -> Iterator[str]:
+def _taken(scopes: Scopes, site: Site) -> Iterator[str]:
     """Yield the names of tpunb that a node uses: 'log', 'training'."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        yield from (node.attr,) if node.value.id in modules else ()
+    node = site.node
+    if isinstance(node, ast.Attribute):
+        yield from (node.attr,) if scopes.full(node.value, site.scope) == "tpunb" else ()
     elif isinstance(node, ast.Import):
         for alias in node.names:
             if alias.name.startswith("tpunb."):
@@ -162,7 +148,7 @@ def place_for_preparing(trees: Sequence[ast.Module]) -> tuple[int, int] | None:
         for node in tree.body:
             if is_setup(node):
                 place = index, node.end_lineno or node.lineno
-            elif any(_imports_library(part) for part in (node, *executed(node))):
+            elif any(packages(part) - sys.stdlib_module_names for part in (node, *executed(node))):
                 return place
     return place
 
@@ -182,16 +168,6 @@ def is_setup(node: ast.stmt) -> bool:
         and isinstance(call.func, ast.Name)
         and call.func.id.startswith("_tpunb_setup_")
     )
-
-
-def _imports_library(node: ast.AST) -> bool:
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        names = [node.module or ""]
-    else:
-        return False
-    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in names)
 
 
 def certain_secrets(cells: Sequence[RunCell]) -> list[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 
+from tpunb.notebook.convert.names import RunCell, RunCells
 from tpunb.notebook.models import Script
-from tpunb.notebook.scopes import DEVICES, ParsedCell, Scopes, Site, last_part
+from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part, literal
 
 WORDS = {"backward", "autograd"}
 """Every cell in which the check finds something contains one of these words, or 'xla'."""
@@ -27,14 +27,9 @@ def static_reason(script: Script) -> str | None:
     """
     prelude_blocks = [block for block in script.blocks if block.role == "prelude"]
     read = _worth_reading([script.source(block) for block in prelude_blocks])
-    blocks = [prelude_blocks[index] for index in sorted(read)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-        trees = [ast.parse(read[index]) for index in sorted(read)]
-    prelude = Scopes(
-        ParsedCell(block.cell or 0, tree, block.number or 0)
-        for block, tree in zip(blocks, trees, strict=True)
-    )
+    blocks = ((prelude_blocks[index], read[index]) for index in sorted(read))
+    cells = [RunCell(block.number or 0, text, block.cell or 0) for block, text in blocks]
+    prelude = RunCells(cells).scopes
     for cell in prelude.cells:
         for site in prelude.executed(cell):
             reason = _finding(prelude, site)
@@ -85,9 +80,4 @@ def _to_xla(call: ast.Call) -> bool:
     values = [word.value for word in call.keywords if word.arg == "device"]
     if last_part(call.func) == "to":
         values += call.args[:1]
-    return any(
-        isinstance(value, ast.Constant)
-        and isinstance(value.value, str)
-        and value.value.partition(":")[0] == "xla"
-        for value in values
-    )
+    return any(str(literal(value)).partition(":")[0] == "xla" for value in values)

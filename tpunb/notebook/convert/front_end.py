@@ -15,7 +15,7 @@ from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
-from tpunb.notebook.scopes import ParsedCell, Scopes, imported, scopes_of
+from tpunb.notebook.scopes import imported, scopes_of
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
@@ -46,7 +46,7 @@ class FrontEndNames:
     """Names under which the cells of a run use functions of the front end."""
 
     def __init__(self, trees: list[ast.Module]) -> None:
-        self._scopes = Scopes(ParsedCell(at, tree) for at, tree in enumerate(trees))
+        self._scopes = scopes_of(*trees)
         nodes = [node for tree in trees for node in ast.walk(tree)]
         dropped = {id(call.node) for tree in trees for call in self._calls(tree)}
         inside = {id(part) for node in nodes if id(node) in dropped for part in ast.walk(node)}
@@ -70,8 +70,8 @@ class FrontEndNames:
         if not mentions_front_end(source):
             return
         for site in scopes_of(statements.parse_cell(source, number)).calls:
-            node = site.node
-            if isinstance(node, ast.Call) and site.ends_cell() and self.asks(node):
+            node = site.call
+            if site.ends_cell() and self.asks(node):
                 what = f"{ast.unparse(node.func)}() cannot ask the user in a run"
                 line = source.split("\n")[node.lineno - 1]
                 reason = f"{what}: {_ASSIGN}, {statements.SKIP}"
@@ -82,28 +82,25 @@ class FrontEndNames:
         scopes = self._scopes
         return scopes.full(node, scopes.scopes.get(node, scopes.globals))
 
-    def asks(self, node: ast.AST | None) -> bool:
+    def asks(self, call: ast.Call) -> bool:
         """True for a call that needs the front end or the user."""
-        if not isinstance(node, ast.Call):
-            return False
-        name = self.dotted(node.func)
+        name = self.dotted(call.func)
         return name in ASKING or _is_front_end(name)
 
     def _calls(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and self.asks(node.value):
-                assert isinstance(node.value, ast.Call)
-                if self.dotted(node.value.func) not in ("input", "getpass.getpass"):
+            if not isinstance(node, ast.Expr | ast.Assign):
+                continue
+            if not isinstance(call := node.value, ast.Call) or not self.asks(call):
+                continue
+            name = self.dotted(call.func)
+            if isinstance(node, ast.Expr):
+                if name not in ("input", "getpass.getpass"):
                     yield LeftOutStatement(node, LeftOut.DONE)
-            elif isinstance(node, ast.Assign) and self.asks(node.value):
-                assert isinstance(node.value, ast.Call)
-                target = node.targets[0]
-                if self._is_environment(target):
-                    yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
-                elif isinstance(target, ast.Name) and self.dotted(node.value.func).startswith(
-                    COLAB
-                ):
-                    yield LeftOutStatement(node, LeftOut.DONE, (target.id,))
+            elif self._is_environment(target := node.targets[0]):
+                yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
+            elif isinstance(target, ast.Name) and name.startswith(COLAB):
+                yield LeftOutStatement(node, LeftOut.DONE, (target.id,))
 
     def _is_environment(self, target: ast.expr) -> bool:
         return isinstance(target, ast.Subscript) and self.dotted(target.value) == "os.environ"

@@ -13,19 +13,16 @@ from dataclasses import replace
 
 from tpunb.notebook.convert.cells import parse_body, plain_python
 from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.statements import (
-    executed,
-    parse_cell,
-)
+from tpunb.notebook.convert.statements import executed, parse_cell
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Snapshot
 from tpunb.notebook.scopes import (
     TPUNB_LAUNCH,
     FunctionOrClass,
-    ParsedCell,
     Scopes,
     bound_names,
     changed_names,
+    first_line,
     first_name,
     scopes_of,
 )
@@ -65,7 +62,7 @@ def _split(cell: Cell, line: int) -> tuple[str, str]:
         raise ConversionError(str(error), number, error.line) from None
     tree = parse_cell("\n".join(plain), number)
     holding = [
-        node for node in tree.body if _first_line(node) <= line <= (node.end_lineno or node.lineno)
+        node for node in tree.body if first_line(node) <= line <= (node.end_lineno or node.lineno)
     ]
     if not holding:  # the line belongs to a magic whose body is not Python
         return "", source
@@ -74,15 +71,10 @@ def _split(cell: Cell, line: int) -> tuple[str, str]:
     node = next((n for n in holding if _calls_launch(n, names)), holding[-1])
     # Lines above keep their original text, which may contain magics; statements on the same line
     # before the call are taken from the plain Python.
-    lines, row = source.split("\n"), _first_line(node) - 1
+    lines, row = source.split("\n"), first_line(node) - 1
     before = plain[row].encode()[: node.col_offset].decode()
     above = [*lines[:row], before] if before.strip() else lines[:row]
     return "\n".join(above), "\n".join(lines[row:])
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(part.lineno for part in decorators)])
 
 
 def _calls_launch(node: ast.AST, names: Scopes) -> bool:
@@ -118,7 +110,7 @@ class Launching:
     """Finds a notebook's functions, classes and objects that call `tpunb.launch`."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
-        self._scopes = Scopes(ParsedCell(at, tree) for at, tree in enumerate(trees))
+        self._scopes = scopes_of(*trees)
         self._names: set[str] = set()
         self._classes: set[str] = set()
         statements = [node for tree in trees for node in tree.body]

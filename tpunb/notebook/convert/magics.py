@@ -205,17 +205,12 @@ def run_expression(argument: str, line: int) -> str:
         return _helper_call(RUN_MODULE, [options["-m"], *words])
     if not words:
         raise NotPythonError("`%run` names no file", line, _RUN_OTHERWISE)
-    if _holds_cells(words[0]):
+    if words[0].lower().endswith((".ipynb", ".ipy")):  # a file with cells, not Python
         return _helper_call(RUN_NOTEBOOK, words[:1])
     path = words[0] if words[0].endswith(".py") else f"{words[0]}.py"
     more = ["shared=True"] if "-i" in options else []
     more += ["name=None"] if "-n" in options else []
     return _helper_call(RUN_FILE, [path, *_expanded(words[1:], "-G" in options)], more)
-
-
-def _holds_cells(path: str) -> bool:
-    """True if `%run` reads cells from a file, instead of running it as a Python file."""
-    return path.lower().endswith((".ipynb", ".ipy"))
 
 
 def _expanded(words: list[str], literally: bool) -> list[str]:

@@ -46,9 +46,8 @@ def find_requirements(
     scopes = run.scopes
     machine = _Machine(list(folders), _constants(scopes))
     for site in scopes.calls:
-        assert isinstance(site.node, ast.Call)
-        machine.note_writing(site.node)
-    sites = sorted((*scopes.imports, *scopes.calls), key=lambda site: (site.cell.index, site.line))
+        machine.note_writing(site.call)
+    sites = sorted((*scopes.imports, *scopes.calls), key=lambda site: site.place)
     found = [
         Requirement(site.cell.number, site.line, need, name)
         for site in sites

@@ -11,7 +11,7 @@ import ast
 import re
 
 from tpunb.notebook.convert.names import RunCells
-from tpunb.notebook.scopes import Scopes, Site, argument
+from tpunb.notebook.scopes import Scopes, Site, argument, literal
 from tpunb.xla import spmd
 
 _WORD = re.compile(r"spmd|xla_sharding|fsdp_v2|distribute_(?:tensor|module)", re.IGNORECASE)
@@ -63,7 +63,9 @@ def spmd_reason(run: RunCells) -> str | None:
             if needs is not None or not isinstance(node, ast.Call):
                 continue
             name = scopes.full(node.func, site.scope)
-            has_mesh = has_mesh or (name in _MESHES and _first_argument(node) == "xla")
+            has_mesh = has_mesh or (
+                name in _MESHES and literal(argument(node, "device_type", 0)) == "xla"
+            )
             if name in NEEDS:
                 needs = f"cell [{cell.number}] uses {NEEDS[name]}, which works in that mode only"
             elif name in DTENSOR and has_mesh:
@@ -79,29 +81,8 @@ def _switch(scopes: Scopes, site: Site) -> str | None:
         name = scopes.full_or_written(node.func, site.scope)
         if name in SWITCHES:
             return f"calls {SWITCHES[name]}"
-        if name == "os.environ.setdefault" and [_text(arg) for arg in node.args[:1]] == [
-            spmd.VARIABLE
-        ]:
-            return _sets(node.args[-1])
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if (
-                isinstance(target, ast.Subscript)
-                and scopes.full_or_written(target.value, site.scope) == "os.environ"
-                and _text(target.slice) == spmd.VARIABLE
-            ):
-                return _sets(node.value)
+    for variable, value in scopes.variables_set(site):
+        flag = literal(value)
+        if literal(variable) == spmd.VARIABLE and isinstance(flag, str) and spmd.parse_flag(flag):
+            return f"sets {spmd.VARIABLE}"
     return None
-
-
-def _sets(value: ast.expr) -> str | None:
-    return f"sets {spmd.VARIABLE}" if spmd.parse_flag(_text(value)) else None
-
-
-def _first_argument(call: ast.Call) -> str:
-    value = argument(call, "device_type", 0)
-    return "" if value is None else _text(value)
-
-
-def _text(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -11,8 +11,9 @@ import ast
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from tpunb.notebook.convert.syntax import parsed
 from tpunb.notebook.errors import ConversionError
-from tpunb.notebook.scopes import Function, ParsedCell, Scopes, dotted
+from tpunb.notebook.scopes import Function, ParsedCell, Scopes, dotted, literal
 
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
@@ -32,15 +33,6 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
             todo += list(ast.iter_child_nodes(child))[::-1]
 
 
-def read_anywhere(tree: ast.AST) -> set[str]:
-    """Return all names that are read anywhere in a cell."""
-    return {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-
-
 def first_call_of_run(source: str) -> int | None:
     """Return the line (from 1) of a cell's first statement that calls `%%tpu_train` from code.
 
@@ -48,19 +40,15 @@ def first_call_of_run(source: str) -> int | None:
     """
     if "run_cell_magic" not in source or "tpu_train" not in source:
         return None
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-    for statement in tree.body:
+    tree = parsed([source])
+    for statement in tree.body if tree else ():
         for node in executed(ast.Module([statement], [])):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr == "run_cell_magic"
                 and node.args
-                and isinstance(node.args[0], ast.Constant)
-                and node.args[0].value == "tpu_train"
+                and literal(node.args[0]) == "tpu_train"
             ):
                 return statement.lineno
     return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import sys
 import tokenize
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -84,7 +85,9 @@ def _shell_assignment(transformers: Any) -> Any:
 def parsed(lines: Sequence[str]) -> ast.Module | None:
     """Parse lines of code; None if they are not Python."""
     try:
-        return ast.parse("\n".join(lines))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+            return ast.parse("\n".join(lines))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tpunb.notebook.lint.frameworks import ACCELERATE, FRAMEWORKS, PACKAGES, Framework
-from tpunb.notebook.lint.names import NameTable, call, compared, literal
 from tpunb.notebook.scopes import (
     DEVICES,
     LAUNCHERS,
     LOOPS,
     TPUNB_LAUNCH,
+    XM,
     DefinedFunction,
     Frame,
     ParsedCell,
@@ -22,10 +22,10 @@ from tpunb.notebook.scopes import (
     Site,
     argument,
     dotted,
+    imported,
     last_part,
-)
-from tpunb.notebook.scopes import (
-    XM as XM,
+    literal,
+    packages,
 )
 
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
@@ -56,14 +56,13 @@ class NotebookIndex:
         self.cells = cells
         self.held = held
         self.sites = Scopes(cells)
-        self.names = NameTable(self.sites)
         self.functions = self.sites.by_name
         self.named: dict[str, list[Site]] = {}
         """Full name → its calls."""
         self.called: dict[str, list[Site]] = {}
         """Last part of a name → its calls: `step` for `self.optimizer.step()`."""
         for site in self.sites.calls:
-            called = call(site).func
+            called = site.call.func
             if name := last_part(called):
                 self.called.setdefault(name, []).append(site)
             full = self.full(called, site)
@@ -92,13 +91,7 @@ class NotebookIndex:
 
     @cached_property
     def packages(self) -> set[str]:
-        packages = set()
-        for site in self.sites.imports:
-            if isinstance(site.node, ast.Import):
-                packages |= {alias.name.partition(".")[0] for alias in site.node.names}
-            elif isinstance(site.node, ast.ImportFrom) and site.node.module:
-                packages.add(site.node.module.partition(".")[0])
-        return packages
+        return set().union(*(packages(site.node) for site in self.sites.imports))
 
     def values(self, name: str, frame: Frame) -> list[Site]:
         """The values that are assigned to a dotted name ('model', 'self.model') in the function of
@@ -162,13 +155,13 @@ class NotebookIndex:
         return any(
             isinstance(site.node, ast.Attribute) and self.full(site.node, site) in names
             for site in self.sites.attributes(*lasts)
-        ) or any(full in names for known in self.names.imported.values() for full in known)
+        ) or any(full in names for site in self.sites.imports for _, full in imported(site.node))
 
     def targets(self, site: Site) -> list[DefinedFunction]:
         """The functions of the notebook that a call may run: `f()` runs a function named f,
         `x.f()` a method named f.
         """
-        return self.sites.targets(call(site))
+        return self.sites.targets(site.call)
 
     def names_of(self, value: ast.AST) -> list[str]:
         """The names to which a value is assigned."""
@@ -191,7 +184,7 @@ class NotebookIndex:
 
     def calls_taking(self, name: Site) -> list[ast.Call]:
         """The calls to which a name itself is passed as a positional argument."""
-        calls = (call(site) for site in self._calls_of_cell.get(name.cell.index, ()))
+        calls = (site.call for site in self._calls_of_cell.get(name.cell.index, ()))
         return [one for one in calls if any(part is name.node for part in one.args)]
 
     # The kind of notebook
@@ -214,7 +207,7 @@ class NotebookIndex:
             word.arg in ("tpu_cores", "num_tpu_cores") or literal(word.value) in ("tpu", "xla-tpu")
             for name in ("Trainer", "Fabric", "Parallel")
             for site in self.called.get(name, ())
-            for word in call(site).keywords
+            for word in site.call.keywords
         )
 
     @cached_property
@@ -228,10 +221,10 @@ class NotebookIndex:
         uses = [site for name in DEVICES for site in self.named.get(name, ())]
         for name in ("to", "zeros", "ones", "tensor", "randn", "rand", "empty", "full", "arange"):
             for site in self.called.get(name, ()):
-                target = argument(call(site), "device", 0 if name == "to" else None)
+                target = argument(site.call, "device", 0 if name == "to" else None)
                 if target is not None and self.is_xla_device(target, site):
                     uses.append(site)
-        return sorted(uses, key=lambda site: (site.cell.index, site.line))
+        return sorted(uses, key=lambda site: site.place)
 
     @cached_property
     def data_loaders(self) -> list[Site]:
@@ -248,7 +241,7 @@ class NotebookIndex:
     def launches(self) -> list[Site]:
         """The calls of `torch_xla.launch` and other launchers."""
         launches = [site for name in LAUNCHERS for site in self.named.get(name, ())]
-        return sorted(launches, key=lambda site: (site.cell.index, site.line))
+        return sorted(launches, key=lambda site: site.place)
 
     @cached_property
     def multi(self) -> bool:
@@ -268,11 +261,9 @@ class NotebookIndex:
     def one_process(self, launch: Site) -> bool:
         """Whether a launcher is called for a single process."""
         for word in ("nprocs", "num_processes", "cores"):
-            value = argument(call(launch), word)
-            if isinstance(value, ast.Constant) and value.value == 1:
+            if literal(argument(launch.call, word)) == 1:
                 return True
-        debug = argument(call(launch), "debug_single_process")
-        return isinstance(debug, ast.Constant) and debug.value is True
+        return literal(argument(launch.call, "debug_single_process")) is True
 
     @cached_property
     def programs(self) -> list[Program]:
@@ -280,7 +271,8 @@ class NotebookIndex:
         programs = []
         for cell in self.cells:
             if cell.part == "train":
-                called = [f for s in self._calls_of_cell.get(cell.index, ()) for f in self.runs(s)]
+                calls = self._calls_of_cell.get(cell.index, ())
+                called = [f for site in calls for f in self.sites.called(site)]
                 named = [
                     function
                     for name in self._named
@@ -291,7 +283,7 @@ class NotebookIndex:
                 programs.append(Program(cell, self._reached(called + named), alone))
         for site in self.launches:
             if not any(site in program for program in programs):
-                launched = self._reached(self.sites.launched(call(site)))
+                launched = self._reached(self.sites.launched(site.call))
                 programs.append(Program(None, launched, self.one_process(site)))
         return programs
 
@@ -303,13 +295,9 @@ class NotebookIndex:
             if id(function.node) not in entered:
                 entered.add(id(function.node))
                 todo += [f for name in function.loads for f in self._named.get(name, ())]
-                todo += [f for site in function.calls for f in self.runs(site)]
+                todo += [f for site in function.calls for f in self.sites.called(site)]
                 todo += self._lambdas.get(id(function), ())
         return entered
-
-    def runs(self, site: Site) -> list[DefinedFunction]:
-        """The functions that a call may run, also as a launcher."""
-        return self.sites.called(site)
 
     @cached_property
     def _named(self) -> dict[str, list[DefinedFunction]]:
@@ -384,7 +372,7 @@ class NotebookIndex:
     def depends_on_rank(self, test: ast.expr, site: Site, depth: int = 0) -> bool:
         """Whether the result of a condition depends on the rank."""
         index = self.rank_parameter(site.frame.function) if site.frame.function else None
-        for node in compared(test):
+        for node in _compared(test):
             if isinstance(node, ast.Call) and self.full(node.func, site) in RANK_CALLS:
                 return True
             if not isinstance(node, ast.Name | ast.Attribute):
@@ -406,12 +394,29 @@ class NotebookIndex:
     def rank_parameter(self, function: DefinedFunction) -> str | None:
         """Return the parameter in which a launched function gets its rank."""
         for site in self.launches:
-            target = argument(call(site), "fn", 0)
-            full = self.full(call(site).func, site)
+            target = argument(site.call, "fn", 0)
+            full = self.full(site.call.func, site)
             gives = full != TPUNB_LAUNCH and "notebook_launcher" not in full
             if gives and isinstance(target, ast.Name) and target.id == function.name:
                 return function.parameters[0] if function.parameters else None
         return None
+
+
+def _compared(test: ast.expr) -> Iterator[ast.AST]:
+    """Yield the nodes of a condition, except comparisons whose result is the same on all ranks:
+    with None ("is it set?") and with -1 ("one process only").
+    """
+    todo: list[ast.AST] = [test]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Compare) and any(
+            (isinstance(part, ast.Constant) and part.value is None)
+            or (isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub))
+            for part in node.comparators
+        ):
+            continue
+        yield node
+        todo += ast.iter_child_nodes(node)
 
 
 @dataclass(frozen=True)
@@ -545,7 +550,7 @@ def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[
         if notebook.imports(*framework.packages):
             for name in framework.methods:
                 for site in notebook.called.get(name, ()):
-                    function = call(site).func
+                    function = site.call.func
                     if isinstance(function, ast.Attribute) and _is_made(
                         notebook, function.value, site, framework
                     ):
@@ -554,7 +559,7 @@ def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[
 
 def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
     """Return the calls that constructed the trainer, as far as they are visible."""
-    function = call(fit.site).func
+    function = fit.site.call.func
     name = dotted(function.value) if isinstance(function, ast.Attribute) else ""
     values = notebook.values(name, fit.site.frame) if name else []
     return [
@@ -595,7 +600,7 @@ def _step_functions(notebook: NotebookIndex) -> Iterator[DefinedFunction]:
     for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
         yield from (f for f in notebook.functions.get(name, ()) if f.method_of is not None)
     for site in notebook.calls_of("ignite.engine.Engine", "ignite.engine.engine.Engine"):
-        for given in call(site).args[:1]:
+        for given in site.call.args[:1]:
             for function in notebook.functions.get(last_part(given), ()):
-                if any(last_part(call(one).func) == "backward" for one in function.calls):
+                if any(last_part(one.call.func) == "backward" for one in function.calls):
                     yield function

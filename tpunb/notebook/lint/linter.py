@@ -21,8 +21,8 @@ from tpunb.notebook.lint.findings import SEVERITIES, Finding
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.reachability import Reachability
 from tpunb.notebook.lint.rules import RULES, Hit, Rule
-from tpunb.notebook.lint.walk import parse_cells
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import ParsedCell, Site
 
 UNKNOWN = "unknown-rule"

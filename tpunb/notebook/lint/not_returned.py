@@ -10,7 +10,6 @@ from enum import Enum, auto
 from tpunb.notebook.convert.earlier_values import TrainLine, train_line
 from tpunb.notebook.convert.magics import RUN_HELPERS
 from tpunb.notebook.lint.index import Fit, NotebookIndex, Program, makers
-from tpunb.notebook.lint.names import call
 from tpunb.notebook.scopes import (
     CHANGING,
     COMPREHENSIONS,
@@ -69,7 +68,7 @@ def find_not_returned(notebook: NotebookIndex) -> Iterator[NotReturned]:
         for index, program in trains.items()
         if program.cell is not None
     }
-    if not trains or notebook.names.star or any(cell.problem for cell in notebook.cells):
+    if not trains or notebook.sites.stars or any(cell.problem for cell in notebook.cells):
         return
     if any(line.unclear for line in lines.values()) or any(map(notebook.sites.loads, _BINDING)):
         return
@@ -170,25 +169,24 @@ def _changed(notebook: NotebookIndex, program: Program) -> dict[str, Missing]:
 
 def _stepped(site: Site) -> Iterator[ast.expr]:
     """Yield the optimizer of `optimizer.step()` or `xm.optimizer_step(optimizer)`."""
-    function = call(site).func
+    function = site.call.func
     if isinstance(function, ast.Attribute) and function.attr == "step":
         yield function.value
     elif last_part(function) == "optimizer_step":
-        yield from call(site).args[:1]
+        yield from site.call.args[:1]
 
 
 def _trained_by(notebook: NotebookIndex, fit: Fit, origin: _Origin) -> dict[str, Missing]:
     """The global names of what a framework's call trains."""
     found: dict[str, Missing] = {}
-    function = call(fit.site).func
+    function = fit.site.call.func
     assert isinstance(function, ast.Attribute)
     if fit.framework.name == "Lightning":
-        model = argument(call(fit.site), "model", 0)
+        model = argument(fit.site.call, "model", 0)
         names = origin.names(model, fit.site) if model is not None else ()
         return dict.fromkeys(names, Missing.TRAINED)
     for maker in makers(notebook, fit):
-        assert isinstance(maker.node, ast.Call)
-        model = argument(maker.node, "model", 0 if fit.framework.name == "transformers" else 1)
+        model = argument(maker.call, "model", 0 if fit.framework.name == "transformers" else 1)
         if model is not None:
             found |= dict.fromkeys(origin.names(model, maker), Missing.TRAINED)
     if fit.framework.name in ("transformers", "fastai"):
@@ -254,9 +252,9 @@ class _Origin:
         if function.method_of is not None:
             position -= 1
         for site in self.notebook.sites.calls:
-            if site not in self.program or function not in self.notebook.runs(site):
+            if site not in self.program or function not in self.notebook.sites.called(site):
                 continue
-            node, at = call(site), position
+            node, at = site.call, position
             if self.notebook.full(node.func, site) in LAUNCHERS:
                 given = argument(node, "args", 1)
                 parts = given.elts if isinstance(given, ast.Tuple | ast.List) else []

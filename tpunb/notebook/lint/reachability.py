@@ -10,8 +10,8 @@ import ast
 from functools import cached_property
 
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call, literal
 from tpunb.notebook.scopes import (
+    BUILTINS,
     LAUNCHERS,
     TPUNB_LAUNCH,
     DefinedFunction,
@@ -21,6 +21,7 @@ from tpunb.notebook.scopes import (
     argument,
     dotted,
     last_part,
+    literal,
 )
 
 EXITS = {"exit", "quit", "sys.exit", "os._exit", "os.abort", "os.execv", "os.kill"}
@@ -55,7 +56,7 @@ class Reachability:
         node = site.node
         if of_object:
             return not self._libraries_are_changed
-        if isinstance(node, ast.Name) and not self._notebook.names.bound(node.id):
+        if isinstance(node, ast.Name) and not self._is_bound(node.id):
             return not self._modules_are_made
         if isinstance(node, ast.Call):
             node = node.func
@@ -63,7 +64,12 @@ class Reachability:
             return not self._modules_are_made
         if not isinstance(node, ast.Name | ast.Attribute):
             return False
-        return self._notebook.names.sure(node) and not self._libraries_are_changed
+        certain = self._notebook.sites.is_certain(node, site.scope)
+        return certain and not self._libraries_are_changed
+
+    def _is_bound(self, name: str) -> bool:
+        sites = self._notebook.sites
+        return sites.binds(name) or name in BUILTINS or bool(sites.stars)
 
     def _always(self, site: Site) -> bool:
         """Whether a site runs whenever its function or cell does: it is in no condition or `try`,
@@ -122,7 +128,7 @@ class Reachability:
         ):
             return True
         return any(
-            (notebook.full(call(site).func, site) or dotted(call(site).func)) in EXITS
+            (notebook.full(site.call.func, site) or dotted(site.call.func)) in EXITS
             for site in notebook.sites.calls
         )
 
@@ -145,7 +151,7 @@ class Reachability:
                 return True
         for name in ("setattr", "hasattr", "getattr", "vars", "exec"):
             for site in notebook.called.get(name, ()):
-                first = call(site).args[:1]
+                first = site.call.args[:1]
                 if name == "exec" or any(
                     notebook.full(part, site).startswith("torch") for part in first
                 ):
@@ -173,12 +179,12 @@ class Reachability:
     def _target(self, site: Site) -> list[DefinedFunction]:
         """The function that a call certainly runs, by name or through a launcher."""
         notebook = self._notebook
-        called: ast.expr | None = call(site).func
-        full = notebook.full(call(site).func, site)
+        called: ast.expr | None = site.call.func
+        full = notebook.full(site.call.func, site)
         if full == TPUNB_LAUNCH and site.cell.part != "train":
             return []  # a run of its own
         if full in LAUNCHERS:
-            called = argument(call(site), "fn", 0) or argument(call(site), "function", 0)
+            called = argument(site.call, "fn", 0) or argument(site.call, "function", 0)
         if isinstance(called, ast.Attribute):
             return self._method(called, site)
         if not isinstance(called, ast.Name):
@@ -208,10 +214,11 @@ class Reachability:
         """A method that only this class of the notebook defines, and no class overrides."""
         every = [f for f in self._notebook.functions.get(method, ()) if f.method_of is not None]
         own = [f for f in every if f.method_of is not None and f.method_of.name == name]
-        derived = any(
-            name in map(last_part, bases) for bases in self._notebook.bases.values()
-        ) or self._notebook.names.assigned(name)
-        if len(own) != 1 or derived or not own[0].outer.cell.runs:
+        derived = any(name in map(last_part, bases) for bases in self._notebook.bases.values())
+        scopes = self._notebook.sites.every
+        bindings = (one for scope in scopes for one in scope.bindings.get(name, ()))
+        assigned = any(isinstance(one.node, ast.Name) for one in bindings)
+        if len(own) != 1 or derived or assigned or not own[0].outer.cell.runs:
             return []
         return own if _is_plain(own[0].node) else []
 

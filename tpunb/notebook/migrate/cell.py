@@ -10,12 +10,12 @@ import ast
 import keyword
 import re
 import tokenize
-import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
 from tpunb.notebook.convert import magics, syntax
+from tpunb.notebook.convert.cells import mark_automagic
 from tpunb.notebook.convert.syntax import Special
 from tpunb.notebook.migrate.report import MARK, Change, Kind
 
@@ -70,9 +70,9 @@ class CodeCell:
                 return
             lines[top] = ""
             top = syntax.next_statement(lines, top)
-        automagic = _automagic(lines)
-        while (tree := _parsed(lines)) is None:
-            special = syntax.first_special(lines) or automagic
+        mark_automagic(lines)
+        while (tree := syntax.parsed(lines)) is None:
+            special = syntax.first_special(lines)
             if special is None or special.line in self.specials:
                 self._skip("it is not Python")
                 return
@@ -86,7 +86,7 @@ class CodeCell:
         python = "None" if special.assigns else "pass"
         if special.kind == "magic" and special.name in magics.TIMED and special.count == 1:
             code = magics.timed_code(special.argument, magics.TIMED[special.name])
-            if code and _parsed([code]) and (at := self.lines[line].rfind(code)) >= 0:
+            if code and syntax.parsed([code]) and (at := self.lines[line].rfind(code)) >= 0:
                 python = code
                 self._shift[line] = len(special.before), at - len(special.before)
         rest = [""] * (special.count - 1)
@@ -280,24 +280,6 @@ def line_of(node: ast.AST) -> int:
 def last_line_of(node: ast.AST) -> int:
     """The line (from 0) on which a node ends."""
     return node.end_lineno - 1  # type: ignore[attr-defined,no-any-return]
-
-
-def _parsed(lines: list[str]) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-            return ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-
-
-def _automagic(lines: list[str]) -> Special | None:
-    """`pip install x` as the only line of a cell, to which IPython adds the %."""
-    at = syntax.next_statement(lines, 0)
-    if at == len(lines) or syntax.next_statement(lines, at + 1) < len(lines):
-        return None
-    name, _, argument = lines[at].strip().partition(" ")
-    return Special("magic", at, 1, "", name, argument, "") if name in ("pip", "conda") else None
 
 
 def _one_line(text: str) -> str:

@@ -10,7 +10,7 @@ from tpunb.notebook import removed_apis
 from tpunb.notebook.migrate.cell import CodeCell, last_line_of, line_of
 from tpunb.notebook.migrate.names import ROOTS, NotebookNames
 from tpunb.notebook.migrate.statements import Removals
-from tpunb.notebook.scopes import Function, Scope, imported
+from tpunb.notebook.scopes import Function, Scope, imported, packages
 
 Import = ast.Import | ast.ImportFrom
 
@@ -47,7 +47,7 @@ class NotebookImports:
         self._gone: list[tuple[CodeCell, Import, str]] = []
         """Imports that no longer exist, each with the advice."""
         for cell, node in names.walk():
-            if isinstance(node, Import) and _roots(node) & set(ROOTS):
+            if isinstance(node, Import) and packages(node) & set(ROOTS):
                 self._rewrite(cell, node)
 
     def _rewrite(self, cell: CodeCell, node: Import) -> None:
@@ -221,9 +221,3 @@ def _import_as(name: str, local: str) -> str:
 
 def _root(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _roots(node: Import) -> set[str]:
-    if isinstance(node, ast.ImportFrom):
-        return set() if node.level else {_root(node.module or "")}
-    return {_root(alias.name) for alias in node.names}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call
 from tpunb.notebook.lint.not_returned import Missing, find_not_returned
 from tpunb.notebook.lint.rules import Hit, rule
 
@@ -45,7 +44,7 @@ _DEBUGGERS = (
 def _debugger(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*_DEBUGGERS):
         if site.cell.runs or notebook.in_rank(site):
-            name = ast.unparse(call(site).func)
+            name = ast.unparse(site.call.func)
             yield Hit(site, f"`{name}()` gets no input in a run", certain=True)
 
 

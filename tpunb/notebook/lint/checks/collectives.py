@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from textwrap import shorten
 
 from tpunb.notebook.lint.checks.ranks import condition_on_rank, sure_branch
-from tpunb.notebook.lint.checks.sites import on_several_cores, values_of
-from tpunb.notebook.lint.index import XM, NotebookIndex
-from tpunb.notebook.lint.names import argument, call, last_part, literal, words
+from tpunb.notebook.lint.checks.sites import on_several_cores, values_of, words
+from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.scopes import XM, ParsedCell, Site, argument, last_part, literal
 
 TOGETHER = {
     *(
@@ -50,13 +49,13 @@ def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     if not (notebook.multi or notebook.launches):
         return
     for site in notebook.calls_of(*sorted(TOGETHER), *SAVES):
-        if _has_group(call(site)):
+        if _has_group(site.call):
             continue  # the test may select exactly its members
         test = condition_on_rank(notebook, site)
         if test is None or (site.frame.function is None and not notebook.in_rank(site)):
             continue
-        name = last_part(call(site).func)
-        if notebook.full(call(site).func, site) in SAVES:
+        name = last_part(site.call.func)
+        if notebook.full(site.call.func, site) in SAVES:
             message = "`xm.save` should be called on every rank; only the master writes"
             yield Hit(site, message, "call it outside the condition", severity="warning")
             continue
@@ -96,7 +95,7 @@ def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
         steps = [
             site
             for site in loop.sites
-            if notebook.full(call(site).func, site) in TOGETHER
+            if notebook.full(site.call.func, site) in TOGETHER
             and not any(site.conditions(loop.frame))
         ]
         for jump in notebook.sites.jumps:
@@ -139,7 +138,7 @@ def _summed_gradients(notebook: NotebookIndex) -> Iterator[Hit]:
 
 def _summed(notebook: NotebookIndex, site: Site) -> ast.expr | None:
     """The argument that an all-reduce sums; None if it does something else, or has a scale."""
-    node = call(site)
+    node = site.call
     if notebook.full(node.func, site).startswith("torch_xla"):
         kind = argument(node, "reduce_type", 0)
         sums = literal(kind) == "sum" or (kind is not None and last_part(kind) == "REDUCE_SUM")

@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import constant, has_spread, values_of
+from tpunb.notebook.lint.checks.sites import constant, has_spread, values_of, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
 SAMPLERS = (
@@ -26,13 +25,13 @@ def _given(node: ast.expr | None) -> bool:
 
 def _loads(notebook: NotebookIndex, site: Site) -> list[Site]:
     """The sites that read the names to which the result of a call is assigned."""
-    names = notebook.names_of(call(site))
+    names = notebook.names_of(site.call)
     return [load for name in names for load in notebook.sites.loads(name)]
 
 
 def _training(notebook: NotebookIndex, site: Site) -> bool:
     """Whether a DataLoader is for training, judged by names."""
-    node = call(site)
+    node = site.call
     if not _is_used(notebook, site):
         return False
     dataset, shuffle = argument(node, "dataset", 0), argument(node, "shuffle", 2)
@@ -50,7 +49,7 @@ def _training(notebook: NotebookIndex, site: Site) -> bool:
 
 def _is_used(notebook: NotebookIndex, site: Site) -> bool:
     """Whether a loop or a function uses a loader, not just `next(iter(loader))`."""
-    names = notebook.names_of(call(site))
+    names = notebook.names_of(site.call)
     if not names or any("." in name for name in names):
         return True
     for load in _loads(notebook, site):
@@ -70,7 +69,7 @@ def _sharded(notebook: NotebookIndex, site: Site) -> bool:
 
 def _drops(notebook: NotebookIndex, site: Site) -> bool:
     """Whether the last, smaller batch is or may be dropped, or there is none."""
-    node = call(site)
+    node = site.call
     value = argument(node, "drop_last", 8)
     if value is not None:
         return literal(value) is not False
@@ -124,7 +123,7 @@ def _no_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
     if "DistributedSampler" in notebook.called or _divided(notebook):
         return
     for site in notebook.data_loaders:
-        node = call(site)
+        node = site.call
         own = _given(argument(node, "sampler", 3)) or _given(argument(node, "batch_sampler", 4))
         if own or has_spread(node) or _takes_rank(notebook, site):
             continue
@@ -136,7 +135,7 @@ def _takes_rank(notebook: NotebookIndex, site: Site) -> bool:
     """Whether the data set of a loader is constructed for a rank: `Rows(index)`."""
     return any(
         notebook.depends_on_rank(part, value)
-        for value in values_of(notebook, argument(call(site), "dataset", 0), site)
+        for value in values_of(notebook, argument(site.call, "dataset", 0), site)
         if isinstance(value.node, ast.Call)
         for part in value.node.args
     )
@@ -147,7 +146,7 @@ def _divided(notebook: NotebookIndex) -> bool:
     if notebook.called.keys() & {"shard", "split_between_processes", "split_dataset_by_node"}:
         return True
     names = {"num_replicas", "num_shards", "rank", "world_size"}
-    if any(word.arg in names for site in notebook.sites.calls for word in call(site).keywords):
+    if any(word.arg in names for site in notebook.sites.calls for word in site.call.keywords):
         return True
     return any(
         isinstance(site.node, ast.Subscript) and notebook.depends_on_rank(site.node.slice, site)
@@ -170,7 +169,7 @@ def _launched(notebook: NotebookIndex, site: Site) -> bool:
 )
 def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
-        node = call(site)
+        node = site.call
         sampler = argument(node, "sampler", 3)
         values = values_of(notebook, sampler, site)
         shuffles = literal(argument(node, "shuffle", 2)) is True
@@ -192,7 +191,7 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
     if notebook.mentions("tpunb.training.Position"):  # calls set_epoch itself
         return
     for site in notebook.calls_of(*SAMPLERS):
-        node = call(site)
+        node = site.call
         names = {name.lower() for name in notebook.names_of(node)}
         names |= words(node.args[0]) if node.args else set()
         evaluates = any(EVALUATION.search(name) and "train" not in name for name in names)
@@ -224,7 +223,7 @@ def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
 def _strides(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
     """Yield slices like `data[rank::n]` with start and step."""
     # `data[rank::n].to(device)` is one batch, not several.
-    moved = {id(getattr(call(site).func, "value", None)) for site in notebook.called.get("to", ())}
+    moved = {id(getattr(site.call.func, "value", None)) for site in notebook.called.get("to", ())}
     for site in notebook.sites.subscripts:
         cut = site.node
         assert isinstance(cut, ast.Subscript)
@@ -239,7 +238,7 @@ def _ranges(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]
     rounded.
     """
     for site in notebook.calls_of("range"):
-        parts = call(site).args
+        parts = site.call.args
         if len(parts) != 3 or not _selects(notebook, site):
             continue
         start, end, step = parts
@@ -274,7 +273,7 @@ def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.multi or not notebook.runs_on_tpu:
         return
     for site in notebook.data_loaders:
-        value = argument(call(site), "num_workers", 5)
+        value = argument(site.call, "num_workers", 5)
         count = constant(notebook, value, site)
         everywhere = isinstance(value, ast.Call) and last_part(value.func) == "cpu_count"
         if ((type(count) is int and count >= 8) or everywhere) and _launched(notebook, site):

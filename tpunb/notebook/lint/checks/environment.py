@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator
 
 from tpunb.notebook import removed_apis, torch_installs
-from tpunb.notebook.lint.checks.sites import place
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell, Site
+from tpunb.notebook.scopes import ParsedCell, Site, packages
 
 SET = re.compile(
     r"(?:^\s*%(?:env|set_env)\s+|\bexport\s+|^\s*!\s*|\s)([A-Z][A-Z0-9_]{3,})\s*=\s*(\S*)"
@@ -40,32 +38,10 @@ def _variables(notebook: NotebookIndex) -> Iterator[Variable]:
         if (cell.index, line) not in lost:  # shell-export reports these
             for match in [*SET.finditer(text), *MAGIC.finditer(text)]:
                 yield (cell, line), match[1], match[2].strip("\"'")
-    for site, name, value in _set_in_python(notebook):
-        if (known := _text(name)) is not None:
-            yield site, known, _text(value)
-
-
-def _set_in_python(
-    notebook: NotebookIndex,
-) -> Iterator[tuple[Site, ast.expr | None, ast.expr | None]]:
-    for site in notebook.sites.assigns:
-        for target in site.node.targets if isinstance(site.node, ast.Assign) else ():
-            if isinstance(target, ast.Subscript) and _is_environ(notebook, target.value, site):
-                yield site, target.slice, site.node.value  # type: ignore[attr-defined]
-    for site in notebook.calls_of("os.environ.setdefault", "os.putenv"):
-        if len(given := call(site).args) > 1:
-            yield site, given[0], given[1]
-    for site in notebook.calls_of("os.environ.update"):
-        for word in call(site).keywords:
-            yield site, ast.Constant(word.arg), word.value
-        for part in call(site).args:
-            if isinstance(part, ast.Dict):
-                for key, value in zip(part.keys, part.values, strict=True):
-                    yield site, key, value
-
-
-def _is_environ(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    return notebook.full(node, site) == "os.environ"
+    for site in (*notebook.sites.assigns, *notebook.sites.calls):
+        for name, value in notebook.sites.variables_set(site):
+            if (known := _text(name)) is not None:
+                yield site, known, _text(value)
 
 
 def _text(node: ast.expr | None) -> str | None:
@@ -141,7 +117,7 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.sites.subscripts:
         node = site.node
         assert isinstance(node, ast.Subscript)
-        if not isinstance(node.ctx, ast.Load) or not _is_environ(notebook, node.value, site):
+        if not isinstance(node.ctx, ast.Load) or notebook.full(node.value, site) != "os.environ":
             continue
         row = removed_apis.lookup_variable(_text(node.slice) or "")
         if row is not None and row.old in ("COLAB_TPU_ADDR", "XRT_TPU_CONFIG"):
@@ -206,13 +182,7 @@ def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
 def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
     light = any("tensorflow-cpu" in text for _, text in _commands(notebook))
     for site in notebook.sites.imports if notebook.runs_on_tpu else ():
-        node, modules = site.node, list[str]()
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            modules = [node.module or ""]
-        here = any(module.partition(".")[0] == "tensorflow" for module in modules)
-        if here and site.cell.part != "kernel":
+        if "tensorflow" in packages(site.node) and site.cell.part != "kernel":
             message = "tensorflow is imported in addition to torch_xla"
             yield Hit(site, message, severity="hint" if light else None)
             return
@@ -243,6 +213,6 @@ def _tpu_taken(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     if any(name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") for _, name, _ in _variables(notebook)):
         return
-    for site in sorted(notebook.calls_of(*TAKES_TPU), key=place)[:1]:
-        package = notebook.full(call(site).func, site).partition(".")[0]
+    for site in sorted(notebook.calls_of(*TAKES_TPU), key=lambda site: site.place)[:1]:
+        package = notebook.full(site.call.func, site).partition(".")[0]
         yield Hit(site, f"this makes {package} take the TPU, so no run can use it")

@@ -6,21 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import has_spread, pins_older, receiver
+from tpunb.notebook.lint.checks.sites import (
+    asks_hardware,
+    for_other_hardware,
+    has_spread,
+    pins_older,
+    receiver,
+)
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.frameworks import is_training_arguments
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import (
-    argument,
-    asks_hardware,
-    call,
-    dotted,
-    for_other_hardware,
-    last_part,
-    literal,
-)
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 FAILS = [
     f"torch.cuda.{name}"
@@ -63,22 +60,22 @@ def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool
 )
 def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.called.get("cuda", ()):
-        node = call(site)
+        node = site.call
         is_method = receiver(site) is not None and not notebook.full(node.func, site)
         if is_method and len(node.args) <= 1 and not notebook.functions.get("cuda"):
             yield from _moved(notebook, site, "`.cuda()` needs a GPU")
     for site in notebook.called.get("to", ()):
-        target = argument(call(site), "device", 0)
+        target = argument(site.call, "device", 0)
         if receiver(site) is not None and _is_cuda(notebook, target, site):
             yield from _moved(notebook, site, "`.to('cuda')` needs a GPU")
     for site in notebook.calls_of(*FAILS):
-        yield from _cuda_hit(site, f"`{notebook.full(call(site).func, site)}` needs a GPU")
+        yield from _cuda_hit(site, f"`{notebook.full(site.call.func, site)}` needs a GPU")
     for name, sites in notebook.named.items():
         for site in sites if name.startswith("torch.") else ():
-            if _is_cuda(notebook, argument(call(site), "device"), site):
+            if _is_cuda(notebook, argument(site.call, "device"), site):
                 yield from _cuda_hit(site, "`device='cuda'` needs a GPU")
     for site in notebook.calls_of("torch.distributed.init_process_group"):
-        if literal(argument(call(site), "backend", 0)) == "nccl":
+        if literal(argument(site.call, "backend", 0)) == "nccl":
             fix = "write `init_process_group('xla', init_method='xla://')`, and import "
             fix += "torch_xla.distributed.xla_backend"
             yield from _cuda_hit(site, "the backend nccl needs a GPU", fix)
@@ -171,7 +168,7 @@ def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
         if short not in ("autocast", "GradScaler") or not name.startswith("torch."):
             continue
         for site in sites:
-            node = call(site)
+            node = site.call
             kind = argument(node, "device_type" if short == "autocast" else "device", 0)
             cuda = name.startswith("torch.cuda.amp") or literal(kind) == "cuda"
             enabled = argument(node, "enabled", 0 if name.endswith("amp.autocast") else None)
@@ -217,7 +214,7 @@ def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
     words = _PRECISION | {n: "fp16" for n in notebook.called if is_training_arguments(n)}
     for name, word in words.items():
         for site in notebook.called.get(name, ()):
-            value = literal(argument(call(site), word))
+            value = literal(argument(site.call, word))
             if value in _FLOAT16 or (word == "fp16" and value is True):
                 yield Hit(site, f"{word}={value!r} only works on GPUs")
 
@@ -235,7 +232,7 @@ def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
     yield from _fused_by_trainer(notebook)
     for name, sites in notebook.named.items() if notebook.xla else ():
         for site in sites if name.startswith("torch.optim.") else ():
-            fused = literal(argument(call(site), "fused")) is True
+            fused = literal(argument(site.call, "fused")) is True
             if fused and not for_other_hardware(site):
                 yield Hit(site, "a fused optimizer cannot step on XLA tensors")
 
@@ -246,7 +243,7 @@ def _fused_by_trainer(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     for name in filter(is_training_arguments, notebook.called):
         for site in notebook.called[name]:
-            node = call(site)
+            node = site.call
             given = argument(node, "optim")
             package = notebook.full(node.func, site).partition(".")[0]
             known = package in ("transformers", "trl") and not has_spread(node)
@@ -274,9 +271,9 @@ def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*(f"torch.nn.parallel.{name}" for name in ddp)):
         if not notebook.xla or for_other_hardware(site):
             continue
-        if literal(argument(call(site), "gradient_as_bucket_view")) is True:
+        if literal(argument(site.call, "gradient_as_bucket_view")) is True:
             yield Hit(site, "torch_xla does not average one gradient of each bucket")
-        ids = argument(call(site), "device_ids", 1)
+        ids = argument(site.call, "device_ids", 1)
         if isinstance(ids, ast.List) and any(
             isinstance(part, ast.Constant | ast.Name)
             and literal(part) != 0
@@ -311,9 +308,9 @@ def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _compile_backend(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.compile") if notebook.device_uses else ():
-        backend = argument(call(site), "backend")
+        backend = argument(site.call, "backend")
         on_device = notebook.in_rank(site) == (notebook.multi or notebook.spmd)
-        default = backend is None and not has_spread(call(site))
+        default = backend is None and not has_spread(site.call)
         if literal(backend) == "inductor":
             yield Hit(site, "the backend inductor fails on XLA tensors")
         elif default and on_device and not for_other_hardware(site):
@@ -339,14 +336,14 @@ def _checkpointing(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str | N
     """Yield each use of torch's checkpointing with what it is, and a fix."""
     for name in filter(is_training_arguments, notebook.called if notebook.runs_on_tpu else ()):
         for site in notebook.called[name]:
-            if literal(argument(call(site), "gradient_checkpointing")) is True:
+            if literal(argument(site.call, "gradient_checkpointing")) is True:
                 what = "`gradient_checkpointing=True` uses torch.utils.checkpoint"
                 yield site, what, "remove it"
     if not notebook.device_uses:
         return
     for name in ("checkpoint", "checkpoint_sequential"):
         for site in notebook.calls_of(f"torch.utils.checkpoint.{name}"):
-            if notebook.names.sure(call(site).func):
+            if notebook.sites.is_certain(site.call.func, site.scope):
                 yield site, f"this is `{name}` of torch.utils.checkpoint", None
     if notebook.imports("transformers"):
         for name in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):

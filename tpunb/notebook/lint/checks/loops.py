@@ -6,12 +6,17 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from tpunb.notebook.lint.checks.sites import on_several_cores, owner, place, receiver
+from tpunb.notebook.lint.checks.sites import (
+    for_other_hardware,
+    on_several_cores,
+    owner,
+    receiver,
+    words,
+)
 from tpunb.notebook.lint.frameworks import PACKAGES
-from tpunb.notebook.lint.index import DEVICE_LOADERS, XM, Loop, NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, for_other_hardware, last_part, words
+from tpunb.notebook.lint.index import DEVICE_LOADERS, Loop, NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import LOOPS, Site
+from tpunb.notebook.scopes import LOOPS, XM, Site, argument, dotted, last_part
 
 SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
 END_STEPS = (
@@ -38,9 +43,8 @@ def _now_and_then(notebook: NotebookIndex, site: Site, loop: Loop | None) -> boo
     """Whether a site runs in only some steps: under `if step % n == 0`, on one rank, at the end."""
     up_to = loop.frame if loop and loop.frame.function is site.frame.function else None
     for test, _ in site.conditions(up_to):
-        for node in ast.walk(test):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-                return True
+        if any(isinstance(part, ast.Mod) for part in ast.walk(test)):
+            return True
         if words(test) & {"step", "i", "idx", "batch_idx", "it", "log", "verbose", "debug", "item"}:
             return True
         if any("log" in word or "print" in word or "report" in word for word in words(test)):
@@ -72,7 +76,7 @@ def _is_seldom(notebook: NotebookIndex, site: Site, loop: Loop) -> bool:
 
 
 def _syncs(notebook: NotebookIndex, site: Site) -> bool:
-    node = call(site)
+    node = site.call
     full, name = notebook.full(node.func, site), last_part(node.func)
     if name == "optimizer_step":
         return argument(node, "barrier", 1) is not None
@@ -131,7 +135,7 @@ def _loads_to_device(notebook: NotebookIndex, loop: Loop) -> bool:
 
 def _is_read(site: Site) -> bool:
     """Whether a call waits for the value of a tensor: `x.item()`."""
-    node = call(site)
+    node = site.call
     bare = isinstance(node.func, ast.Attribute) and not node.args and not node.keywords
     return bare and last_part(node.func) in READS
 
@@ -154,7 +158,7 @@ def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
         for site in [*loop.sites, *_called_once(notebook, loop)]:
             if _is_seldom(notebook, site, loop) or for_other_hardware(site):
                 continue
-            node = call(site)
+            node = site.call
             name, read = last_part(node.func), receiver(site)
             if read is not None and _is_read(site):
                 if not from_host(notebook, read, site):
@@ -173,7 +177,7 @@ def _called_once(notebook: NotebookIndex, loop: Loop) -> list[Site]:
     return [
         site
         for function in functions
-        if any(last_part(call(s).func) == "backward" for s in function.calls)
+        if any(last_part(s.call.func) == "backward" for s in function.calls)
         for site in function.calls
         if site.loop() is None
     ]
@@ -187,8 +191,8 @@ def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
     given = {id(fit.site.node) for fit in notebook.backward_by_accelerate}
     for site in loop.sites:
         if id(site.node) in given:
-            tensors |= {dotted(part) for part in call(site).args[:1]}
-        elif last_part(call(site).func) == "backward":
+            tensors |= {dotted(part) for part in site.call.args[:1]}
+        elif last_part(site.call.func) == "backward":
             tensors.add(owner(site))
     return tensors - {""}
 
@@ -267,12 +271,12 @@ def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
         if program.alone or _reduces(notebook, own, shared):
             continue
         elsewhere = {
-            dotted(call(site).args[0])
+            dotted(site.call.args[0])
             for site in own
-            if last_part(call(site).func) == "optimizer_step" and call(site).args
+            if last_part(site.call.func) == "optimizer_step" and site.call.args
         }
         for site in own:
-            optimizer, stepped = owner(site), last_part(call(site).func) == "step"
+            optimizer, stepped = owner(site), last_part(site.call.func) == "step"
             if not stepped or optimizer in elsewhere or for_other_hardware(site):
                 continue
             if site.cell.part != "kernel" and _is_optimizer(notebook, optimizer, site):
@@ -287,16 +291,16 @@ def _reduces(notebook: NotebookIndex, own: Iterable[Site], shared: Iterable[Site
     """Whether the calls of one program average gradients, or a framework in them does."""
     fits = {id(fit.site.node) for fit in (*notebook.fits, *notebook.backward_by_accelerate)}
     for site in own:
-        full, name = notebook.full(call(site).func, site), last_part(call(site).func)
+        full, name = notebook.full(site.call.func, site), last_part(site.call.func)
         if id(site.node) in fits or name in WRAPPERS:
             return True
-        if full in REDUCTIONS and not _of_metrics(call(site)):
+        if full in REDUCTIONS and not _of_metrics(site.call):
             return True
         if full.partition(".")[0] in PACKAGES and not name.startswith(("seed", "set_seed")):
             return True
         if _REDUCER.match(name.lower()) and not full.startswith("torch"):
             return True
-    return any(last_part(call(site).func) in {*WRAPPERS, "Accelerator"} for site in shared)
+    return any(last_part(site.call.func) in {*WRAPPERS, "Accelerator"} for site in shared)
 
 
 def _of_metrics(node: ast.Call) -> bool:
@@ -353,7 +357,7 @@ def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
     for name, optimizers in notebook.named.items():
         if name.startswith("torch.optim.") and "lr_scheduler" not in name:
             for optimizer in optimizers:
-                model = _model_of(call(optimizer))
+                model = _model_of(optimizer.call)
                 if model and _is_moved_later(notebook, model, optimizer):
                     message = f"the optimizer is created before `{model}` is on the device"
                     yield Hit(optimizer, message)
@@ -368,7 +372,7 @@ def _model_of(node: ast.Call) -> str:
 
 def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> bool:
     """Whether a model is moved to an XLA device only after its optimizer is created."""
-    made = place(optimizer)
+    made = optimizer.place
     moves = [
         site
         for site in notebook.called.get("to", ())
@@ -377,16 +381,16 @@ def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> boo
     late = [
         site
         for site in moves
-        if place(site) > made
+        if site.place > made
         and owner(site) == model
         and site.frame.function is optimizer.frame.function
         and not any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
-        and call(site).args
-        and notebook.is_xla_device(call(site).args[0], site)
+        and site.call.args
+        and notebook.is_xla_device(site.call.args[0], site)
     ]
-    early = any(place(site) <= made for site in moves)
+    early = any(site.place <= made for site in moves)
     again = any(
-        place(value) > made and not any(value.node is site.node for site in late)
+        value.place > made and not any(value.node is site.node for site in late)
         for value in notebook.values(model, optimizer.frame)
     )
     return bool(late) and not early and not again

@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 
 from tpunb.notebook import removed_apis
-from tpunb.notebook.lint.checks.sites import is_tried, pins_older
+from tpunb.notebook.lint.checks.sites import is_tried, pins_older, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call, literal, words
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, imported, literal
 
 _MIGRATE = "`tpunb migrate` does it for the whole notebook."
 _MARK = "`tpunb migrate` marks each place."
@@ -39,8 +38,9 @@ def _uses(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedA
         if row is not None:
             yield site, row
     yield from _star_imported(notebook)
-    for name, targets in notebook.names.imported.items():
-        row = removed_apis.lookup_name(targets[-1]) if targets[-1] else None
+    imports = (pair for site in notebook.sites.imports for pair in imported(site.node))
+    for name, full in dict(imports).items():
+        row = removed_apis.lookup_name(full) if full else None
         if row is not None and row.state != "missing" and row not in removed_apis.MODULES:
             for site in notebook.sites.loads(name):
                 yield site, row
@@ -48,7 +48,7 @@ def _uses(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedA
 
 def _by_getattr(notebook: NotebookIndex, site: Site) -> str:
     """Return the full name that `getattr(module, 'name')` reads; '' if there is a default."""
-    node = call(site)
+    node = site.call
     if len(node.args) != 2 or notebook.full(node.func, site) != "getattr":
         return ""
     module, name = notebook.full(node.args[0], site), literal(node.args[1])
@@ -57,19 +57,15 @@ def _by_getattr(notebook: NotebookIndex, site: Site) -> str:
 
 def _star_imported(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedApi]]:
     """Yield reads of names that only `from module import *` can have bound in the past."""
-    modules = notebook.names.star_modules
+    stars = (site.node for site in notebook.sites.stars)
+    froms = (node for node in stars if isinstance(node, ast.ImportFrom))
+    modules = {"" if node.level else node.module or "" for node in froms}
     if not all(module.partition(".")[0] in ("torch", "torch_xla") for module in modules):
         return  # another module may define them
     for row in removed_apis.NAMES:
         module, _, name = row.old.rpartition(".")
-        if module not in modules or notebook.names.binds(name):
-            continue
-        for site in notebook.sites.loads(name):
-            function = site.frame.function
-            while function is not None and name not in function.locals:
-                function = function.outer.function
-            if function is None:
-                yield site, row
+        if module in modules and not notebook.sites.binds(name):
+            yield from ((site, row) for site in notebook.sites.loads(name))
 
 
 _LASTS = sorted({row.old.rpartition(".")[2] for row in removed_apis.NAMES})
@@ -118,7 +114,7 @@ def _retired_name(notebook: NotebookIndex) -> Iterator[Hit]:
     for site, row in _uses(notebook):
         if row.state == "missing" and not _for_old_releases(site):
             # `tpunb migrate` changes neither getattr() nor names of `import *`.
-            star = isinstance(site.node, ast.Name) and not notebook.names.binds(site.node.id)
+            star = isinstance(site.node, ast.Name) and not notebook.sites.binds(site.node.id)
             by_hand = star or isinstance(site.node, ast.Call)
             yield Hit(
                 site,
@@ -156,8 +152,8 @@ NUMPY = {
 def _lightning(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
     old = pins_older(notebook, r"(?:pytorch[-_])?lightning", (2, 0))
     for site in [] if old else notebook.called.get("Trainer", []):
-        if _TRAINER.fullmatch(notebook.full(call(site).func, site)):
-            for word in call(site).keywords:
+        if _TRAINER.fullmatch(notebook.full(site.call.func, site)):
+            for word in site.call.keywords:
                 if word.arg in TRAINER_ARGUMENTS:
                     what = f"`Trainer({word.arg}=…)` does not exist in Lightning 2"
                     yield Site(word.value, site.frame), what, TRAINER_ARGUMENTS[word.arg]

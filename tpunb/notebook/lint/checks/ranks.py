@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tpunb.notebook.lint.index import RANK_CALLS, RANKS, NotebookIndex
-from tpunb.notebook.lint.names import call, last_part
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, last_part
 
 _WORLD_SIZE = re.compile(r"(get_|xrt_)?world_size")
 _CORES = re.compile(r"%%tpu_train\b.*?--cores[ =]+(\d+)\b")
@@ -39,7 +38,7 @@ def condition_on_rank(notebook: NotebookIndex, site: Site) -> ast.expr | None:
     ours = _outcomes(notebook, site)
     some = {size for size in _sizes(notebook) if len({ours[r] for r in ours if r[0] == size}) > 1}
     missing = {rank for rank, reached in ours.items() if rank[0] in some and reached is False}
-    for other in notebook.called.get(last_part(call(site).func), ()) if missing else ():
+    for other in notebook.called.get(last_part(site.call.func), ()) if missing else ():
         if other is not site and other.frame.function is site.frame.function:
             theirs = {rank for rank, at in _outcomes(notebook, other).items() if at is not False}
             if theirs.isdisjoint(rank for rank in ours if ours[rank] is not False):
@@ -161,7 +160,8 @@ class _Evaluator:
         notebook, inside = self.notebook, site.frame.function
         function = node.func if isinstance(node, ast.Call) else node
         if isinstance(node, ast.Call) and notebook.full(function, site) in RANK_CALLS:
-            return not self.strict or notebook.names.sure(function)
+            return not self.strict or notebook.sites.is_certain(function, site.scope)
         if inside and isinstance(node, ast.Name) and node.id == notebook.rank_parameter(inside):
-            return not self.strict or node.id not in inside.stored
+            bindings = inside.scope.bindings[node.id]
+            return not (self.strict and any(isinstance(one.node, ast.Name) for one in bindings))
         return not self.strict and RANKS.fullmatch(last_part(function).lower()) is not None

@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import constant, owner, place, receiver, values_of
-from tpunb.notebook.lint.index import NotebookIndex, Program
-from tpunb.notebook.lint.names import (
-    argument,
-    call,
-    dotted,
+from tpunb.notebook.lint.checks.sites import (
+    constant,
     for_other_hardware,
-    last_part,
-    literal,
+    owner,
+    receiver,
+    values_of,
     words,
 )
+from tpunb.notebook.lint.index import NotebookIndex, Program
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 
 @rule(
@@ -33,7 +31,7 @@ def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or not notebook.device_uses:
         return
     for site in notebook.calls_of("torch.save"):
-        saved = call(site).args[:1]
+        saved = site.call.args[:1]
         on_xla = any(_mentions_device(notebook, value, site) for value in saved)
         if on_xla and not for_other_hardware(site):
             yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
@@ -77,12 +75,12 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
         for other in notebook.called.get(name, ())
         if (owner(other) == model or any(node is other.node for node in made))
         and other.frame.function is site.frame.function
-        and place(other) < place(site)
+        and other.place < site.place
     ]
     if not moves:
         return False
-    final = max(moves, key=place)
-    target = argument(call(final), "device", 0)
+    final = max(moves, key=lambda site: site.place)
+    target = argument(final.call, "device", 0)
     return target is not None and notebook.is_xla_device(target, final)
 
 
@@ -99,7 +97,7 @@ def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     on_xla = {(hit.cell.index, hit.line) for hit in _torch_save_on_xla(notebook)}
     for program in notebook.programs:
         for site in notebook.sites.calls if not program.alone else ():
-            if site not in program or place(site) in on_xla:
+            if site not in program or site.place in on_xla:
                 continue
             name = constant(notebook, _written(notebook, site), site)
             is_file = isinstance(name, str) and name and not name.startswith("/dev/")
@@ -123,7 +121,7 @@ _WRITING = (
 
 def _written(notebook: NotebookIndex, site: Site) -> ast.expr | None:
     """The name of the file that a call writes."""
-    node = call(site)
+    node = site.call
     full = notebook.full(node.func, site)
     if full in _WRITERS:
         return argument(node, "f", _WRITERS[full])
@@ -159,7 +157,8 @@ def _on_every_rank(notebook: NotebookIndex, program: Program, site: Site, depth:
         return True
     if depth > 4 or isinstance(function.node, ast.Lambda) or function.node.decorator_list:
         return False
-    callers = [s for s in notebook.sites.calls if s in program and function in notebook.runs(s)]
+    sites = notebook.sites
+    callers = [s for s in sites.calls if s in program and function in sites.called(s)]
     if not callers and program.cell is None:
         return True  # the function that is launched
     return any(_on_every_rank(notebook, program, caller, depth + 1) for caller in callers)
@@ -182,7 +181,7 @@ def _may_have_left(body: ast.AST, site: Site) -> bool:
 )
 def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.load"):
-        target = argument(call(site), "map_location", 1)
+        target = argument(site.call, "map_location", 1)
         if target is not None and _only_xla(notebook, target, site):
             yield Hit(site, "torch.load cannot put tensors on an XLA device")
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from tpunb.notebook.lint.checks.loops import from_host
 from tpunb.notebook.lint.checks.sites import receiver
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, last_part, literal
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import DefinedFunction, Site
+from tpunb.notebook.scopes import DefinedFunction, Site, argument, dotted, last_part, literal
 
 METHODS = ("nonzero", "masked_select", "unique", "unique_consecutive")
 FUNCTIONS = [f"torch.{name}" for name in METHODS]
@@ -32,7 +31,7 @@ def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla and not notebook.on_device:
         return
     for site in _on_device(notebook):
-        node = call(site)
+        node = site.call
         full, name, owner = notebook.full(node.func, site), last_part(node.func), receiver(site)
         alone = len(node.args) == 1 and not node.keywords
         if full in FUNCTIONS or (full == "torch.where" and alone):
@@ -101,14 +100,14 @@ def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
         return
     message = "each batch is padded to its own longest text"
     for site in notebook.calls_of("transformers.DataCollatorWithPadding"):
-        if not any(word.arg in ("max_length", MULTIPLE) for word in call(site).keywords):
+        if not any(word.arg in ("max_length", MULTIPLE) for word in site.call.keywords):
             yield Hit(site, message)
     for name, sites in notebook.called.items():
         if "tokeniz" not in name.lower() and name not in PADDING:
             continue
         for site in sites:
-            longest = literal(argument(call(site), "padding")) in (True, "longest")
+            longest = literal(argument(site.call, "padding")) in (True, "longest")
             # At the top level the whole data set gets one length.
             repeated = site.frame.function is not None or site.loop() is not None
-            if longest and repeated and argument(call(site), MULTIPLE) is None:
+            if longest and repeated and argument(site.call, MULTIPLE) is None:
                 yield Hit(site, message)

@@ -1,4 +1,4 @@
-"""What several rules ask: a call's place, receiver, values and ranks, and installed releases."""
+"""What several rules ask: a call's receiver, values and ranks, and installed releases."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import ast
 import re
 
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.names import call, dotted, literal
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import Site, dotted, literal
 
 TRIES = (ast.Try, ast.ExceptHandler)
-
-
-def place(site: Site) -> tuple[int, int]:
-    """Return the cell and line of a site, which compare in the notebook's order."""
-    return site.cell.index, site.line
+PLATFORM = ("cuda", "gpu", "tpu", "xla", "device", "cpu", "mps", "hardware", "accelerator")
 
 
 def receiver(site: Site) -> ast.expr | None:
     """Return the object of a method call: `x.y` for `x.y.f()`; None for `f()`."""
-    function = call(site).func
+    function = site.call.func
     return function.value if isinstance(function, ast.Attribute) else None
 
 
 def owner(site: Site) -> str:
     """Return the name of the object of a method call, as it is written; '' if it has none."""
-    return dotted(call(site).func).rpartition(".")[0]
+    return dotted(site.call.func).rpartition(".")[0]
 
 
 def values_of(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> list[Site]:
@@ -69,3 +64,26 @@ def pins_older(notebook: NotebookIndex, package: str, release: tuple[int, int]) 
                 if found < release or (sign == "<" and found == release):
                     return True
     return False
+
+
+def words(node: ast.AST) -> set[str]:
+    """All names, attributes and strings in an expression, in lower case."""
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            names.add(part.id.lower())
+        elif isinstance(part, ast.Attribute):
+            names.add(part.attr.lower())
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            names.add(part.value.lower())
+    return names
+
+
+def asks_hardware(node: ast.AST) -> bool:
+    """Whether an expression names a kind of hardware: `torch.cuda.is_available()`, `USE_TPU`."""
+    return any(mark in word for word in words(node) for mark in PLATFORM)
+
+
+def for_other_hardware(site: Site) -> bool:
+    """Whether a site is under a condition on the hardware."""
+    return any(asks_hardware(test) for test, _ in site.conditions())

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import has_spread, place
-from tpunb.notebook.lint.index import XM, NotebookIndex
-from tpunb.notebook.lint.names import argument, call, dotted, literal
+from tpunb.notebook.lint.checks.sites import has_spread
+from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import Site
+from tpunb.notebook.scopes import XM, Site, argument, dotted, literal
 
 SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
 LAUNCH = "torch_xla.launch"
@@ -27,7 +26,7 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
 )
 def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(SPAWN):
-        value = argument(call(site), "nprocs", 2)
+        value = argument(site.call, "nprocs", 2)
         if value is None or site.cell.part == "train" or notebook.in_rank(site):
             continue
         if (number := _number(notebook, value, site)) not in (1, None):
@@ -81,7 +80,7 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
 )
 def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(LAUNCH, SPAWN):
-        node = call(site)
+        node = site.call
         if site.cell.part == "train" or notebook.in_rank(site) or notebook.one_process(site):
             continue
         target = argument(node, "fn", 0)
@@ -106,7 +105,7 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [site for site in notebook.launches if not notebook.one_process(site)]
-    end = max(map(place, launches), default=(-1, 0))
+    end = max((site.place for site in launches), default=(-1, 0))
     for site in notebook.device_uses:
         if site.frame.function is not None or site.cell.part != "prelude":
             continue
@@ -119,7 +118,7 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
                 severity="hint",
             )
             return
-        if place(site) < end:
+        if site.place < end:
             sure = not any(True for _ in site.conditions()) and site.simple()
             message = "an XLA device is used in the kernel before the ranks are started"
             yield Hit(site, message, severity=None if sure else "warning")
@@ -136,7 +135,7 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch_xla.device", f"{XM}.xla_device"):
-        value = argument(call(site), "n", 0) or argument(call(site), "index")
+        value = argument(site.call, "n", 0) or argument(site.call, "index")
         if value is None or not (notebook.multi or notebook.launches) or not notebook.in_rank(site):
             continue
         number, function = literal(value), site.frame.function
@@ -156,9 +155,9 @@ def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [s for s in notebook.calls_of(*ACCELERATE) if s.cell.part == "prelude"]
-    end = max(map(place, launches), default=(-1, 0))
+    end = max((site.place for site in launches), default=(-1, 0))
     for site in notebook.calls_of("accelerate.Accelerator"):
-        if place(site) < end and site.simple() and site.frame.function is None:
+        if site.place < end and site.simple() and site.frame.function is None:
             yield Hit(site, "an Accelerator is created in the kernel, before notebook_launcher")
 
 
@@ -172,7 +171,7 @@ def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
 )
 def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*ACCELERATE):
-        given = argument(call(site), "num_processes", 2) is not None
+        given = argument(site.call, "num_processes", 2) is not None
         if given and site.cell.part == "prelude" and not notebook.one_process(site):
             yield Hit(site, "num_processes starts GPU processes if accelerate detects no TPU")
 
@@ -183,7 +182,7 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
         # Each train cell is a run of its own; other cells may be part of none.
         parts = {use.cell.part, site.cell.part}
         same = use.cell is site.cell or ("kernel" not in parts and parts != {"train"})
-        if same and place(use) < place(site) and use.frame.function is None and use.simple():
+        if same and use.place < site.place and use.frame.function is None and use.simple():
             return True
     return False
 
@@ -198,8 +197,8 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
 )
 def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(LAUNCH, "torch.distributed.init_process_group"):
-        launches = notebook.full(call(site).func, site) == LAUNCH
-        group = not launches and literal(argument(call(site), "backend", 0)) == "xla"
+        launches = notebook.full(site.call.func, site) == LAUNCH
+        group = not launches and literal(argument(site.call, "backend", 0)) == "xla"
         if (launches or group) and _after_spmd(notebook, site):
             what = "torch_xla.launch" if launches else "the backend xla"
             yield Hit(site, f"{what} does not work after xr.use_spmd()", certain=True)

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
 from tpunb.notebook.convert.names import defines_unseen
-from tpunb.notebook.lint.checks.sites import is_tried, place
+from tpunb.notebook.lint.checks.sites import is_tried
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.lint.walk import ParsedCell
-from tpunb.notebook.scopes import bound_names
+from tpunb.notebook.scopes import ParsedCell
 
 USUAL = {
     "xm": "import torch_xla.core.xla_model as xm",
@@ -38,7 +37,7 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
 )
 def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
     cells = [cell for cell in notebook.cells if cell.part != "kernel"]
-    if notebook.names.star or any(cell.problem for cell in notebook.cells):
+    if notebook.sites.stars or any(cell.problem for cell in notebook.cells):
         return
     sources = ["\n".join(cell.plain) for cell in cells]
     if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):
@@ -46,16 +45,16 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
     if any("%tpu_attach" in line for cell in notebook.cells for line in cell.lines):
         return  # may bind names that the attached run returned
     elsewhere = set().union(
-        *(bound_names(cell.tree) for cell in notebook.cells if cell.part == "kernel"),
+        *(notebook.sites.bound(cell) for cell in notebook.cells if cell.part == "kernel"),
         *(_words_of_magics(cell) for cell in notebook.cells),
     )
     for cell, node in _undefined(cells):
         name = node.id
         if name in elsewhere or name in notebook.held or _OWN.fullmatch(name):
             continue
-        below = [other for other in cells if name in bound_names(other.tree)]
+        below = [other for other in cells if name in notebook.sites.bound(other)]
         at = (cell.index, node.lineno)
-        site = next((load for load in notebook.sites.loads(name) if place(load) == at), None)
+        site = next((load for load in notebook.sites.loads(name) if load.place == at), None)
         always = site is not None and not any(site.conditions()) and not is_tried(site)
         if below:
             if cell.part == "train" or not always:

@@ -8,7 +8,7 @@ from tpunb.notebook import removed_apis
 from tpunb.notebook.migrate.cell import CodeCell, line_of
 from tpunb.notebook.migrate.imports import NotebookImports
 from tpunb.notebook.migrate.names import Argument, RemovedApiUse, arguments
-from tpunb.notebook.scopes import dotted
+from tpunb.notebook.scopes import XM, dotted
 
 BY_HAND = ("ParallelLoader", "DataParallel")
 FROM_ZERO = (
@@ -16,7 +16,7 @@ FROM_ZERO = (
 )
 WAITS = "torch_xla.launch always waits for the ranks, and returns nothing."
 UNSURE = "`{name}` may be torch_xla's or your own: if it is torch_xla's, {advice}"
-DEVICES = f"{removed_apis.XM}.get_xla_supported_devices"
+DEVICES = f"{XM}.get_xla_supported_devices"
 WITHOUT_ARGUMENTS = [
     f"{removed_apis.XR}.{name}" for name in ("world_size", "global_ordinal", "local_ordinal")
 ]

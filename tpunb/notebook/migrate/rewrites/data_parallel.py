@@ -15,6 +15,7 @@ from tpunb.notebook.migrate.imports import NotebookImports
 from tpunb.notebook.migrate.names import arguments
 from tpunb.notebook.migrate.report import MARK
 from tpunb.notebook.migrate.rewrites.calls import DEVICES
+from tpunb.notebook.scopes import XM
 
 GONE = "Each rank has its own device, `torch_xla.device()`."
 MOVED = "Created in the function for `torch_xla.launch`, once on each rank."
@@ -212,12 +213,12 @@ class DataParallelRewriter:
             model=self.names.cell_of(replica.model).code(replica.model),
             module=name("torch.nn") + ".Module",
             device=name("torch_xla.device"),
-            broadcast=name(f"{removed_apis.XM}.broadcast_master_param"),
+            broadcast=name(f"{XM}.broadcast_master_param"),
             context=name(f"{removed_apis.DP}.Context"),
             world=name(f"{removed_apis.XR}.world_size"),
             rank=name(f"{removed_apis.XR}.global_ordinal"),
             loader=name(f"{removed_apis.PL}.MpDeviceLoader"),
-            reduce=name(f"{removed_apis.XM}.mesh_reduce"),
+            reduce=name(f"{XM}.mesh_reduce"),
         )
         self.removals.add(replica.made, MOVED)
         first, last = self.names.line(replica.body[0]), last_line_of(replica.body[-1])

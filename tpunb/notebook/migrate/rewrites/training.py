@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpunb.notebook.convert.statements import read_anywhere
 from tpunb.notebook.lint.index import NotebookIndex, makers
 from tpunb.notebook.lint.not_returned import find_not_returned
-from tpunb.notebook.lint.walk import Site, parse_cells
 from tpunb.notebook.migrate.report import LOAD, Change, source_like, text_of
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.notebook.scopes import bound_names
+from tpunb.notebook.parsing import parse_cells
+from tpunb.notebook.scopes import Site, bound_names, first_line
 
 STARTERS = ("launch", "spawn", "notebook_launcher")
 """The last names of `torch_xla.launch`, `xmp.spawn` and accelerate's `notebook_launcher`."""
@@ -78,7 +77,7 @@ def make_training(notebook: dict[str, Any]) -> tuple[list[Change], frozenset[int
             continue
         later = (part for place, others in trees.items() if place > at for part in others)
         if _bound(body[:start]) & _read(later) and not text.lstrip().startswith("%%"):
-            cut = _first_line(body[start])
+            cut = first_line(body[start]) - 1
             lines = text.split("\n")
             while lines[cut - 1].startswith("#") and cut > (body[start - 1].end_lineno or 0):
                 cut -= 1
@@ -230,8 +229,8 @@ def _left(site: Site, what: str) -> Change:
 
 def _statement(site: Site) -> int:
     """The number of the top-level statement that contains a site."""
-    place = site.line - 1, site.node.col_offset  # type: ignore[attr-defined]
-    starts = [(_first_line(part), part.col_offset) for part in site.cell.tree.body]
+    place = site.line, site.node.col_offset  # type: ignore[attr-defined]
+    starts = [(first_line(part), part.col_offset) for part in site.cell.tree.body]
     return max(number for number, start in enumerate(starts) if start <= place)
 
 
@@ -240,13 +239,8 @@ def _bound(body: list[ast.stmt]) -> set[str]:
 
 
 def _read(body: Iterable[ast.stmt]) -> set[str]:
-    return read_anywhere(ast.Module(list(body), []))
-
-
-def _first_line(statement: ast.stmt) -> int:
-    """The line (from 0) on which a statement starts, including its decorators."""
-    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1
+    names = (node for part in body for node in ast.walk(part) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
 def _new(model: dict[str, Any], text: str, name: str) -> dict[str, Any]:

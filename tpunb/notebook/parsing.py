@@ -1,4 +1,4 @@
-"""Parses the code cells of a notebook for lint."""
+"""Parse the code cells of a notebook, each with its part in a run."""
 
 from __future__ import annotations
 
@@ -6,26 +6,11 @@ import ast
 import re
 import warnings
 
-from tpunb.notebook.convert.cells import SKIP_LINE, SKIP_TAGS, plain_python
+from tpunb.notebook.convert.cells import plain_python, skip_reason
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.notebook.scopes import (
-    LOOPS as LOOPS,
-)
-from tpunb.notebook.scopes import (
-    DefinedFunction as DefinedFunction,
-)
-from tpunb.notebook.scopes import (
-    ParsedCell as ParsedCell,
-)
-from tpunb.notebook.scopes import (
-    Part,
-    Problem,
-)
-from tpunb.notebook.scopes import (
-    Site as Site,
-)
+from tpunb.notebook.scopes import ParsedCell, Part, Problem
 
 DEBUG = re.compile(r"^%%tpu_debug\b", re.MULTILINE)
 
@@ -44,18 +29,17 @@ def parse_cells(snapshot: Snapshot) -> list[ParsedCell]:
         part: Part = "prelude"
         if cell.index in trains:
             part = "train"
-        elif _skipped(cell, names) or (last is not None and cell.index > last):
+        elif (
+            "tpu_debug" in names
+            or skip_reason(cell.source, cell.tags) is not None
+            or (last is not None and cell.index > last)
+        ):
             part = "kernel"
         end = snapshot.train
         runs = end is not None and (cell.index == end or (part == "prelude" and cell.index < end))
         number = position if cell.number is None else cell.number
         parsed.append(_parse_cell(cell, number, part, runs))
     return parsed
-
-
-def _skipped(cell: Cell, names: list[str]) -> bool:
-    first = cell.source.lstrip().partition("\n")[0].strip()
-    return bool(SKIP_TAGS.keys() & set(cell.tags)) or first == SKIP_LINE or "tpu_debug" in names
 
 
 def _parse_cell(cell: Cell, number: int, part: Part, runs: bool) -> ParsedCell:
