@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tpunb.notebook.convert.names import RunCells
+from tpunb.notebook.convert.names import RunCell, RunCells
 from tpunb.notebook.convert.statements import executed
 from tpunb.notebook.models import Need, Requirement
 from tpunb.notebook.scopes import TPUNB_LAUNCH, Scopes, Site, first_line, imported, packages
