@@ -321,7 +321,7 @@ def test_a_url_that_leads_out_of_the_folder(site: Site, path: str) -> None:
 
 
 def test_what_is_not_there_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"memory://bucket/none: there is nothing"):
+    with pytest.raises(DataError, match=r"memory://bucket/none: it does not exist"):
         downloaded("memory://bucket/none")
     with pytest.raises(DataError, match=r"nosuch://bucket/x: Protocol not known"):
         downloaded("nosuch://bucket/x")
