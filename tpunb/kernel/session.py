@@ -339,7 +339,7 @@ class Session:
                     raise LaunchInterrupt(error) from None
                 raise
             if interrupts.count:
-                raise LaunchInterrupt(TpunbError(f"interrupted after run {run.dir.id} had ended"))
+                raise LaunchInterrupt(TpunbError(f"interrupted; run {run.dir.id} has ended"))
             return result
 
     def prepare(
