@@ -37,6 +37,7 @@ PRELUDES = {
     "import os\nos.environ['XLA_USE_SPMD'] = '1'": SETS,
     "from os import environ\nenviron['XLA_USE_SPMD'] = 'true'": SETS,
     "import os\nos.environ.setdefault('XLA_USE_SPMD', '1')": SETS,
+    "import os\nos.environ.update(XLA_USE_SPMD='1')": SETS,
     XS + "xs.mark_sharding(x, mesh, (0, None))": MARKS,
     XS + "for x in data:\n    xs.mark_sharding(x, mesh, (0,))": MARKS,
     "from torch_xla.experimental.xla_sharding import mark_sharding\nmark_sharding(x, m, s)": MARKS,

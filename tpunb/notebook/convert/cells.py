@@ -146,14 +146,7 @@ class EditedCell:
 
 
 _AUTOMAGIC_NODES = (
-    ast.Module,
-    ast.Expr,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.operator,
-    ast.unaryop,
-    ast.Name,
-    ast.Load,
+    *(ast.Module, ast.Expr, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Load),
 )
 """Nodes of a line such as `ls -la` that is parsed as Python."""
 

@@ -587,12 +587,10 @@ def prepare_for_export(conversion: Conversion) -> None:
     """Determine what an exported script needs on another machine, and add its preparation code."""
     if not conversion.export:
         return
-    pieces = conversion.run.cells
+    run = conversion.run
     omissions = [omission for _, omission in conversion.omissions]
-    uses = export_.uses_of_tpunb(conversion.run)
-    conversion.requirements += find_requirements(
-        conversion.run, omissions, conversion.files.folders
-    )
+    uses = export_.uses_of_tpunb(run)
+    conversion.requirements += find_requirements(run, omissions, conversion.files.folders)
     conversion.requirements += uses.beyond
     spmd = conversion.spmd is not None
     place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])
@@ -601,9 +599,9 @@ def prepare_for_export(conversion: Conversion) -> None:
         lines = cell.source.split("\n")
         lines[place[1] - 1] += f"; {export_.prepare_call(spmd)}"
         cell.source = "\n".join(lines)
-    code = "\n".join([*(piece.source for piece in pieces), *conversion.files.sources([""])])
+    code = "\n".join([*run.sources, *conversion.files.sources([""])])
     conversion.prepare = export_.preparation(
-        pieces, code, uses, spmd=spmd, called_below=place is not None
+        run, code, uses, spmd=spmd, called_below=place is not None
     )
 
 

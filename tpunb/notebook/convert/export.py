@@ -11,10 +11,19 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tpunb.notebook.convert.names import RunCell, RunCells
+from tpunb.notebook.convert.names import RunCells
 from tpunb.notebook.convert.statements import executed
 from tpunb.notebook.models import Need, Requirement
-from tpunb.notebook.scopes import TPUNB_LAUNCH, Scopes, Site, first_line, imported, packages
+from tpunb.notebook.scopes import (
+    TPUNB_LAUNCH,
+    Scopes,
+    Site,
+    dotted,
+    first_line,
+    imported,
+    literal,
+    packages,
+)
 
 TEMPLATES = Path(__file__).parent / "templates" / "header"
 STAND_IN = ("log", "track", "save", "load")
@@ -163,32 +172,22 @@ def is_setup(node: ast.stmt) -> bool:
         return False
     call = node.value
     call = call.value if isinstance(call, ast.Subscript) else call
-    return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id.startswith("_tpunb_setup_")
-    )
+    return isinstance(call, ast.Call) and dotted(call.func).startswith("_tpunb_setup_")
 
 
-def certain_secrets(cells: Sequence[RunCell]) -> list[str]:
+def certain_secrets(run: RunCells) -> list[str]:
     """Return variables that setup lines outside branches and functions read and no cell sets."""
-    found: list[str] = []
-    for cell in cells:
-        if "_tpunb_setup_secret(" in cell.source:
-            setup = [node for node in ast.parse(cell.source).body if is_setup(node)]
-            calls = (part for node in setup for part in ast.walk(node))
-            found += [
-                str(call.args[0].value)
-                for call in calls
-                if isinstance(call, ast.Call)
-                and isinstance(call.func, ast.Name)
-                and call.func.id == "_tpunb_setup_secret"
-                and isinstance(call.args[0], ast.Constant)
-            ]
+    found = [
+        str(literal(site.call.args[0]))
+        for site in run.scopes.calls
+        if dotted(site.call.func) == "_tpunb_setup_secret"
+        and site.frame.function is None
+        and site.simple()
+    ]
     own = re.compile(
         r"_tpunb_os\.environ\['\w+'\] = (?=_tpunb_setup_secret)|_tpunb_setup_secret\('\w+'"
     )
-    code = own.sub("", "\n".join(cell.source for cell in cells))
+    code = own.sub("", "\n".join(run.sources))
     return [
         name
         for name in dict.fromkeys(found)
@@ -197,7 +196,7 @@ def certain_secrets(cells: Sequence[RunCell]) -> list[str]:
 
 
 def preparation(
-    cells: Sequence[RunCell], code: str, uses: Uses, *, spmd: bool, called_below: bool
+    run: RunCells, code: str, uses: Uses, *, spmd: bool, called_below: bool
 ) -> str | None:
     """Return the part of the header that prepares a script; `code` is all code of the script.
 
@@ -223,7 +222,7 @@ def preparation(
     if len(lines) == 3:
         lines.append("    pass")
     lines += ["", ""]
-    if secrets := certain_secrets(cells):
+    if secrets := certain_secrets(run):
         lines.append(f"_tpunb_setup_secrets({', '.join(map(repr, secrets))})")
     call = prepare_call(spmd)
     lines += [] if called_below else [call]
