@@ -218,6 +218,28 @@ def test_stop_waits_the_grace_period_unless_hurried(one_run: Make) -> None:
     assert RANK_0 not in run.world.deadly
 
 
+def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(one_run: Make) -> None:
+    """Its exit code is unknown until then, and must not be taken for a kill by somebody else."""
+    run = one_run()
+    run.supervision.begin()
+    run.fork_runner()
+    run.supervision.stop(Stop(reason="enough", now=True))
+    run.world.zombies.add(RUNNER.pid)
+    assert not run.pass_time(2.0)
+    run.world.zombies.clear()
+    run.world.exit_codes[RUNNER.pid] = -INT
+    result = run.finish()
+    assert (result.state, result.failures) == ("interrupted", ())
+
+
+def test_stop_before_the_run_begins(one_run: Make) -> None:
+    run = one_run()
+    run.supervision.stop(Stop(reason="enough"))
+    run.supervision.begin()
+    assert run.forks == []
+    assert run.finish().state == "interrupted"
+
+
 @pytest.mark.parametrize("forked", ["runner", "ranks"])
 def test_stop_reaches_processes_forked_meanwhile(one_run: Make, forked: str) -> None:
     run = one_run()
@@ -298,6 +320,22 @@ def test_stop_during_stack_collection_is_carried_out_at_once(one_run: Make) -> N
     assert [failure.kind for failure in result.failures] == [FailureKind.HANG]
 
 
+@pytest.mark.usefixtures("slow_stacks")
+def test_no_hang_if_the_run_ends_during_stack_collection(one_run: Make) -> None:
+    run = one_run(hang_timeout=10.0)
+    hang(run)
+    run.end(0)
+    assert run.finish().state == "succeeded"
+
+
+def test_no_hang_in_a_prelude_that_runs_once(one_run: Make) -> None:
+    run = one_run(hang_timeout=10.0)
+    run.supervision.begin()
+    run.fork_runner()
+    assert not run.pass_time(600.0)
+    assert run.world.sent == []
+
+
 def test_preemption_stops_the_run(one_run: Make) -> None:
     run = one_run()
     run.start()
@@ -354,6 +392,16 @@ def test_crash_of_the_fork_server_before_the_runner_is_a_failure(one_run: Make) 
     result = run.finish()
     assert result.state == "failed"
     assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
+
+
+def test_crash_of_the_fork_server_later_does_not_end_the_run(one_run: Make) -> None:
+    run = one_run()
+    run.start()
+    del run.world.deadly[FORK_SERVER]
+    run.supervision.lose_fork_server(-9, "last words")
+    assert not run.pass_time(1.0)
+    run.end(0)
+    assert run.finish().state == "succeeded"
 
 
 @pytest.mark.parametrize("end", ["runner killed", "stopped"])
