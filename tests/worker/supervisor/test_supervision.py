@@ -155,6 +155,22 @@ def test_a_run_that_succeeds(one_run: Make) -> None:
     assert run.world.sent == []
 
 
+def test_failure_of_a_rank_is_named_before_it_has_ended(one_run: Make) -> None:
+    """A failed rank's exit handlers may take long. The rank waiting for it has failed as well."""
+    run = one_run()
+    run.start()
+    error = {"message": "", "cell": None, "line": None, "traceback": "", "type": "ValueError"}
+    for rank, kind in enumerate(("peer_lost", "exception")):
+        run.dir.attempt(0, rank).mkdir(parents=True, exist_ok=True)
+        files.write_json(run.dir.error(0, rank), {**error, "kind": kind, "time": 1.0 + rank})
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    run.exit_rank(1, 1, finished=False)
+    run.exit_rank(0, 1, finished=False)
+    run.exit_runner(1)
+    assert run.finish().reason == "rank 1 has failed"
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_failure_if_the_runner_exits_unannounced(one_run: Make, training: bool) -> None:
     """os._exit(0) in a cell of the prelude."""
