@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import re
@@ -209,7 +210,9 @@ class TestMigrate:
 class TestDiagnose:
     LOG = "[0] step 1\n[1 err] OSError: [Errno 28] No space left on device\n"
 
-    def test_diagnose_log_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_diagnose_log_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         (tmp_path / "log").write_text(self.LOG)
         assert cli.main(["diagnose", str(tmp_path / "log"), "--returncode", "1"]) == 0
         text = capsys.readouterr().out
@@ -220,6 +223,9 @@ class TestDiagnose:
         found = json.loads(capsys.readouterr().out)
         assert sorted(found[0]) == ["cause", "confidence", "evidence", "fix", "id"]
         assert found[0]["id"] == "disk-full"
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(self.LOG.encode())))
+        assert cli.main(["diagnose", "-"]) == 0
+        assert "[disk-full]" in capsys.readouterr().out
 
     def test_diagnose_without_a_known_cause(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -332,13 +338,19 @@ class TestListings:
     def _there(self, two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(two_runs)
 
-    def test_runs_of_another_folder(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_runs_of_this_and_another_folder(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["runs", "--runs", "/nowhere"]) == 0
         assert capsys.readouterr().out == "There are no runs in /nowhere yet.\n"
         assert cli.main(["runs", "/nowhere"]) == 0
         assert capsys.readouterr().out == "There are no runs in /nowhere yet.\n"
         assert cli.main(["runs", "/nowhere", "--runs", "runs"]) == 1
         assert "DIR and --runs name the same folder" in capsys.readouterr().err
+        assert cli.main(["runs"]) == 0
+        heads, two, one = capsys.readouterr().out.splitlines()
+        names = "run state cores time started notebook best parameters failure"
+        assert heads.split() == names.split()
+        assert re.match(r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one)
+        assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)
 
     def test_logs(self, capsys: pytest.CaptureFixture[str]) -> None:
         def logs(*words: str) -> list[str]:
@@ -358,6 +370,12 @@ class TestListings:
         out, error = capsys.readouterr()
         assert out == ""
         assert re.match(r"tpunb: no matching lines in run \S+-one \(.*run\.log\)$", error)
+
+    def test_logs_followed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["logs", "one", "--follow", "--ranks", "1"]) == 0
+        out, error = capsys.readouterr()
+        assert out == "[1] one 1\n"
+        assert re.match(r"tpunb: run \S+-one has ended: succeeded, at 20\S+ \S+, after ", error)
 
     def test_logs_remove_terminal_control_sequences(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -440,6 +458,25 @@ class TestClean:
         assert self.left(folder) == self.OTHERS
         assert cli.main(["clean"]) == 0
         assert capsys.readouterr().out == f"There is nothing to remove in {folder}.\n"
+
+    def test_clean_without_a_terminal_is_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+        assert cli.main(["clean"]) == 1
+        assert "nothing was removed: standard input is not a terminal" in capsys.readouterr().err
+        assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
+
+    def test_clean_removes_run_folders_left_by_a_crash(self, folder: Path) -> None:
+        for name in ("empty", "early", "cut"):
+            (folder / f"20251231-235959-{name}").mkdir()
+        (folder / "20251231-235959-early/script.py").write_text("a = 1")
+        (folder / "20251231-235959-early/.spec.json.x1").write_text("{")
+        (folder / "20251231-235959-cut/spec.json").write_text("")
+        for path in folder.glob("20251231*"):
+            os.utime(path, (1_767_000_000, 1_767_000_000))
+        assert cli.main(["clean", "-y"]) == 0
+        assert self.left(folder) == self.OTHERS
 
     def test_clean_keep_and_older_than_options(self, folder: Path) -> None:
         assert cli.main(["clean", "-y", "--keep", "3"]) == 0

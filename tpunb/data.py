@@ -316,9 +316,10 @@ def _md5(path: Path) -> str:
 
 def _file_system(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
-    from fsspec.core import url_to_fs
+    from fsspec.core import split_protocol, url_to_fs
 
-    options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file:") else {}
+    is_local = split_protocol(url)[0] in (None, "file", "local")
+    options: dict[str, Any] = {"auto_mkdir": True} if is_local else {}
     if url.startswith(_WEB):
         import aiohttp
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -44,6 +45,18 @@ def test_both_kinds(tmp_path: Path) -> None:
     }
     content = tarred((member("d", tarfile.DIRTYPE), b""), (member("./d/e.txt"), b"3"))
     assert unpacked(content, "x.tar.gz", tmp_path)["d/e.txt"] == b"3"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="each Python from 3.12 on has filters")
+def test_a_python_without_filters_for_tar_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before 3.10.12 and 3.11.4."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    content = tarred((member("d", tarfile.DIRTYPE), b""), (member("d/e.txt"), b"3"))
+    assert unpacked(content, "x.tar.gz", tmp_path)["d/e.txt"] == b"3"
+    with pytest.raises(DataError, match="leads out of the folder"):
+        unpacked(plain("../evil"), "x.tar.gz", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -451,6 +451,9 @@ def test_a_folder_is_sent_and_comes_back(site: Site) -> None:
     assert (
         sent("mine", url + "/") == f"{url}/: 1 file, 1 B uploaded; 3 of 4 files were already there"
     )
+    for url in ("there/results", f"local://{Path('here').absolute()}"):  # with folders to make
+        assert ": 4 files, 900 kB uploaded" in sent("mine", url)
+    assert files(Path("there/results")) == files(Path("here")) == files(there)
 
 
 def test_nothing_is_overwritten_there() -> None:

@@ -262,6 +262,12 @@ def test_setup_preloads_unless_told_not_to(
     assert calls(kernel) == ["warm"]
 
 
+def test_setup_refuses_a_tpu_that_is_not_there(kernel: Session) -> None:
+    with pytest.raises(UsageError, match="%tpu_setup --kernel tpu: this machine has no TPU"):
+        kernel.setup(options.SETUP.parse_line("--kernel tpu", {}))
+    assert calls(kernel) == []
+
+
 def test_working_directory_removed_before_a_run_is_an_error(
     kernel: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import PATIENCE, until
+from tpunb.kernel import supervisor as module
 from tpunb.kernel.supervisor import BorrowedSupervisor, LentSupervisor, SupervisorProcess
-from tpunb.utils import env_vars, processes
+from tpunb.runs.spec import Stop
+from tpunb.utils import env_vars, files, processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -96,6 +98,40 @@ def test_the_kernel_ends_the_processes_that_a_killed_supervisor_leaves(tmp_path:
     other.kill()
     other.wait()
     supervisor.close(PATIENCE)
+
+
+def test_stop_reaches_a_suspended_supervisor_and_its_end_is_reported_at_once(
+    tmp_path: Path,
+) -> None:
+    supervisor = SupervisorProcess(dict(os.environ))
+    process = processes.find_process(supervisor.pid)
+    assert process is not None
+    until(lambda: processes.descendants(supervisor.pid), "it has started its fork server")
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    until(lambda: processes.process_state(process) == "T", "it is suspended")
+    supervisor.stop(tmp_path, Stop(reason="enough"))
+    until(lambda: processes.process_state(process) != "T", "it continues")
+    os.kill(supervisor.pid, signal.SIGTERM)
+    until(lambda: supervisor.poll() or supervisor.broken, "the supervisor reports its end")
+    assert supervisor.broken == (
+        "the supervisor has ended: the supervisor was terminated (SIGTERM)"
+    )
+    supervisor.close(PATIENCE)
+
+
+def test_folders_of_lent_supervisors_of_killed_kernels_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    kept = {"tpunb-lent-used": os.getpid(), "tpunb-other": ended.pid, "tpunb-lent-new": None}
+    for name, pid in {**kept, "tpunb-lent-left": ended.pid}.items():
+        (tmp_path / name).mkdir()
+        if pid is not None:
+            files.write_json(tmp_path / name / "supervisor.json", {"pid": pid})
+    module._remove_abandoned()
+    assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -251,6 +251,14 @@ def test_a_cell_that_is_no_python(source: str) -> None:
 LEFT = "changes in the kernel that this run does not have: "
 
 
+def test_object_with_two_names_is_not_changed_under_one() -> None:
+    made = notebook("print(a, c)", "c = {'k': 2}", "a = {'k': [], 'f': print}", "a = c")
+    made.run("2")  # in the kernel two objects again, in the run one
+    taken, namespace = made.start()
+    assert (namespace["a"], namespace["c"]) == ({"k": []}, {"k": 2})
+    assert taken.left == ["a['f'] (cell [4])"]
+
+
 class TestWhatIsNotTaken:
     def test_values_of_a_process_are_not_taken(self) -> None:
         """The order of a set, the rank, the time: the same cells made them from the same."""
@@ -362,7 +370,7 @@ def test_comparison_runs_no_code_of_user_classes(kind: str) -> None:
 
 
 IMPORTS = """
-import array, collections, dataclasses, datetime, decimal, enum, fractions, functools, re, types
+import collections, dataclasses, datetime, enum, functools, pathlib, re, types
 import numpy as np, pandas as pd, torch
 from torch import nn
 """
@@ -405,6 +413,21 @@ KINDS = {
         "def make():\n    n = [0]\n    def c(): return n\n    return c\nc = make()",
         "c().append(3)",
     ),
+    "slots": (
+        "@dataclasses.dataclass(slots=True)\nclass C:\n    a: int = 1\nc = C()",
+        "c.a = 2",
+    ),
+    "attribute of a base class": ("class B: a = 1\nclass C(B): ...\nc = C()", "B.a = 2"),
+    "mode": ("c = nn.Dropout(.1)", "c.eval()"),
+    "defaults": ("def c(x=1): return x", "c.__defaults__ = (2,)"),
+    "deque": ("c = collections.deque([1])", "c.append(2)"),
+    "path": ("c = pathlib.PurePath('a')", "c = pathlib.PurePath('b')"),
+    "Timestamp": ("c = pd.Timestamp('2020')", "c = pd.Timestamp('2021')"),
+    "date": ("c = datetime.date(2020, 1, 1)", "c = datetime.date(2020, 1, 2)"),
+    "slice": ("c = slice(1)", "c = slice(2)"),
+    "Index": ("c = pd.Index([1, 2])", "c = pd.Index([1, 3])"),
+    "category": ("c = pd.Series([1, 2], dtype='category')", "c[0] = 2"),
+    "bfloat16": ("c = torch.zeros(10, dtype=torch.bfloat16)", "c[3] = 1"),
     "defaultdict": ("c = collections.defaultdict(list)", "c['a'].append(1)"),
     "namedtuple": ("P = collections.namedtuple('P', 'x y')\nc = P(1, 2)", "c = P(1, 3)"),
     "Enum": ("class E(enum.Enum):\n    A = 1\n    B = 2\nc = E.A", "c = E.B"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -219,3 +220,15 @@ def test_a_host_that_answers_without_an_end_is_cut_off(monkeypatch: pytest.Monke
     answers = transport.run_commands(("h0", "h1"), commands)
     assert answers[0].problem.startswith("it has printed more than 1 MB, which begin with … ")
     assert (answers[1].output, answers[1].problem) == (b"hello", "")
+
+
+def test_a_host_that_closes_its_output_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MOST", 1_000_000)
+
+    def problem(command: str, timeout: float) -> str:
+        commands = {0: (["sh", "-c", f"exec >&2; {command}"], b"")}
+        return transport.run_commands(("h0",), commands, timeout=timeout)[0].problem
+
+    assert problem("exec yes no", 60).startswith("it has printed more than 1 MB")
+    assert problem("sleep 0.3; exit 3", 60) == "exit code 3"
+    assert re.fullmatch(r"no answer in [1-9]\d* s", problem("exec sleep 600", 1))

@@ -131,3 +131,15 @@ def test_a_metric_can_be_chosen(tmp_path: Path) -> None:
         tpunb.plot("-one", "error", folder=tmp_path)
     with pytest.raises(TpunbError, match=r"or a metric of that name; the metrics are: accuracy, "):
         tpunb.plot("los", folder=tmp_path)
+
+
+def test_a_run_with_very_many_metrics_is_named(tmp_path: Path) -> None:
+    run = ran(tmp_path, "a", loss=[0.0])
+    assert list(tpunb.runs(tmp_path)["best.loss"]) == [0.5]
+    os.truncate(run.metrics, 20_000_001)
+    with pytest.warns(UserWarning, match=f"no best values for {run.id}: more than 20 MB of metric"):
+        found = tpunb.runs(tmp_path)
+    assert [column for column in found.columns if "loss" in column or "unread" in column] == []
+    with pytest.warns(UserWarning, match="has 20 MB: 20 MB of it are read"):
+        figure = tpunb.plot(folder=tmp_path)
+    assert [*lines(figure).values()] == [[0.5]]

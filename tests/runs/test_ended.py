@@ -40,6 +40,8 @@ def test_ended_run_result_has_returns_and_is_last_run(run: RunDir) -> None:
     number, ones = result.returns["ended_value"]
     assert (number, ones.tolist(), result.returns_failed) == (1, [1.0, 1.0], {"lost": "no"})
     assert result.metrics()["loss"].tolist() == [0.25]
+    with pytest.raises(TpunbError, match=r"`lost`, which the notebook got from run run, .*: no$"):
+        read_run(str(run.path), "ended_value", "lost")
 
 
 def test_ended_run_handle_binds_its_returns_on_wait(

@@ -7,12 +7,15 @@ import fcntl
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.runs.test_listing import made
 from tpunb.errors import TpunbError
 from tpunb.kernel.options import LogsOptions
 from tpunb.runs import logs
 from tpunb.runs.directory import RunDir
+from tpunb.utils.ansi import strip_ansi
 from tpunb.utils.options import add_options, build_options
 
 LINES = """\
@@ -136,3 +139,22 @@ def test_the_log_of_a_run_that_goes_on_comes_as_it_grows(tmp_path: Path) -> None
         made_result.rename(run.result)
     assert list(mine) == [["[1] d"]]
     assert list(whole) == []
+
+
+PIECES = st.sampled_from(
+    [
+        *("Traceback (most recent call last):", "Fatal Python error: x", "\x1b[31m", "\x1b[0m"),
+        *"ERROR CRITICAL FATAL ValueError my.Exception KeyboardInterrupt E1121 F0000 W1234".split(),
+        *"WARN WARNING UserWarning Warnings loss 0.1 [3] | a_b.c error xE1121".split(),
+    ]
+)
+PREFIXES = st.sampled_from(["", "[0] ", "[12 err] ", "[1 prelude] ", "[prelude] ", "[tpunb] "])
+
+
+@given(PREFIXES, st.lists(PIECES, max_size=4), st.sampled_from(["", " "]))
+def test_log_quick_check_passes_every_error_and_warning_line(
+    prefix: str, pieces: list[str], between: str
+) -> None:
+    bare = strip_ansi(between.join(pieces))
+    if logs._ERROR.search(bare) or logs._WARNING.search(bare) or logs._BEGINS in bare:
+        assert logs._MAY_BE_BAD.search(prefix + between.join(pieces))

@@ -6,6 +6,7 @@ import fcntl
 import grp
 import os
 import pickle
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -129,6 +130,17 @@ class Bomb:
 
 
 @as_root
+def test_files_of_another_user_in_an_own_folder_are_not_read(tmp_path: Path) -> None:
+    run = made(tmp_path, "x", state="succeeded")
+    for path in (run.spec, run.result, run.script):
+        path.touch()
+        os.chown(path, NOBODY, NOBODY)
+        with pytest.raises(PermissionError, match="another user's file"):
+            files.read_text(path)
+    assert state.read_result(run) is None
+
+
+@as_root
 def test_returns_written_by_another_user_are_not_unpickled(tmp_path: Path) -> None:
     run = made(tmp_path, "x", state="succeeded")
     run.returns.mkdir()
@@ -246,6 +258,26 @@ def test_a_runs_folder_in_which_all_can_rename_is_refused_with_the_fix(
         directory.create_run(runs, "x")
     runs.chmod(mode | 0o1000)  # others can keep their runs in it, and rename only these
     assert directory.create_run(runs, "x").path.is_dir()
+
+
+def test_a_runs_folder_that_only_the_own_group_can_write_is_used(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(0o775)  # as the umask of many systems has it, where each user has a group
+    own = grp.getgrgid(os.getegid())
+    if own.gr_name != pwd.getpwuid(os.geteuid()).pw_name or own.gr_mem not in ([], [own.gr_name]):
+        pytest.skip("this user has no group of their own")
+    assert directory.create_run(runs, "x").path.is_dir()
+
+
+def test_a_runs_folder_that_is_made_is_not_writable_by_a_group(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run = directory.create_run(tmp_path / "new" / "runs", "x")
+    finally:
+        os.umask(before)
+    assert run.path.parent.stat().st_mode & 0o777 == 0o755
+    assert run.path.stat().st_mode & 0o777 == 0o700
 
 
 @as_root

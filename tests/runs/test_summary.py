@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.support import Driver
-from tpunb.runs import chips, summary
+from tpunb.runs import chips, summary, trace
 from tpunb.runs.chips import Chip
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import SIZE, Heartbeat
 from tpunb.runs.result import RunResult, Summary
-from tpunb.runs.spec import PhaseKind, RunSpec
+from tpunb.runs.spec import PhaseKind, Profile, RunSpec, RunState
 from tpunb.utils.files import append_text
 
 
@@ -88,6 +88,19 @@ def test_the_best_of_each_metric_over_all_ranks(run: RunDir) -> None:
     )
     assert [str(one) for one in summed(run).best] == ["best loss 0.5 (step 2)"]
     assert summed(run).advice == ()
+
+
+def test_a_profile_without_a_trace_is_noted(run: RunDir) -> None:
+    run.write_spec(RunSpec(run.id, "n", 2, "CPU", "/", (), (), profile=Profile((), 3, 4)))
+    made = summed(run, state=RunState.SUCCEEDED)
+    assert [advice.message for advice in made.advice] == ["--profile has no trace of steps 3 to 4"]
+    assert not summed(run, state=RunState.FAILED).advice  # it may have ended before step 3
+    folder = trace.session_of(run, Profile((), 3, 4))
+    folder.mkdir(parents=True)
+    (folder / "rank-0.xplane.pb").touch()
+    made = summed(run, state=RunState.SUCCEEDED)
+    assert made.trace.endswith(f"xprof --logdir {run.profile}")
+    assert not made.advice
 
 
 def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:

@@ -81,6 +81,23 @@ def test_one_curve_for_all_ranks_reduced_as_asked(tmp_path: Path) -> None:
     assert [event.wall_time for event in found.Scalars("loss")] == [100.0, 100.0, 200.0]
 
 
+def test_steps_that_a_retry_repeats_count_once(tmp_path: Path) -> None:
+    metrics = [Metric(0, step, {"loss": 1.0}) for step in range(5)]
+    metrics += [Metric(0, step, {"loss": 2.0}, attempt=1) for step in range(3, 7)]
+    write(RunDir(tmp_path), 1, metrics)
+    assert curves(tmp_path)["loss"] == [(step, 1.0 + (step >= 3)) for step in range(7)]
+
+
+def test_tensorboard_file_that_cannot_be_written_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = [Metric(0, 1, {"loss": 1.0})]
+    made = write(RunDir(tmp_path / "removed"), 1, metrics)
+    assert made.problem == "No such file or directory"
+    monkeypatch.setitem(sys.modules, "tensorboardX.record_writer", None)
+    assert write(RunDir(tmp_path), 1, metrics).problem.startswith("ModuleNotFoundError: ")
+
+
 def test_parameters_are_hparams_beside_the_metrics(tmp_path: Path) -> None:
     for name, lr in (("a", 0.1), ("b", 0.2)):
         run = RunDir(tmp_path / name)

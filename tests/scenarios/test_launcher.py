@@ -689,3 +689,17 @@ def test_run_files_are_private_to_the_user(driver: Driver) -> None:
     for path in [seen.result.dir, *seen.result.dir.glob("*")]:
         if path.is_file() or path == seen.result.dir:
             assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_deleted_run_folder_fails_only_its_own_run(driver: Driver) -> None:
+    seen = driver.run(["import os, shutil"], "shutil.rmtree(os.environ['TPUNB_RUN'])", ranks=1)
+    assert seen.result.failure is not None
+    assert seen.result.failure.kind is FailureKind.LOST
+    assert driver.run([], "print('next')").result.state == "succeeded"
+
+
+def test_ranks_have_the_umask_of_the_kernel(driver: Driver) -> None:
+    mine = os.umask(0o022)
+    os.umask(mine)
+    seen = driver.run(["import os"], "old = os.umask(0)\nos.umask(old)\nprint(old)", ranks=1)
+    assert seen.log == [f"[0] {mine}"]

@@ -58,7 +58,7 @@ class RankMark:
         return RankEnd(self._memory[self._offset])
 
     def finish(self) -> None:
-        """Note that the train cell has ended well in this rank."""
+        """Mark that the train cell has ended well in this rank."""
         if self.read() is RankEnd.NONE:
             self._memory[self._offset] = RankEnd.FINISHED
 

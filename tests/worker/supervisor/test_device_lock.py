@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,16 @@ def test_lock_folder_is_private_to_the_user(
     (tmp_path / folder.name).symlink_to(tmp_path)
     with pytest.raises(PermissionError):
         device_lock.lock_folder()
+
+
+def test_deleted_lock_folder_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "tickets"
+    folder.mkdir()
+    first, second = (DeviceLock("chips", run(n), folder) for n in range(2))
+    shutil.rmtree(folder)  # a cleaner of /tmp, while runs wait
+    assert second.holder() is None
+    second.release()
+    first.release()
 
 
 def test_suspended_process_holding_the_queue_does_not_block(tmp_path: Path) -> None:

@@ -114,6 +114,14 @@ def test_a_rank_that_works_is_taken_to_be_active(ranks: Ranks, working: Work) ->
     assert ranks.hung_after(2 * TIMEOUT + 2)
 
 
+def test_an_endless_loop_and_a_loop_that_polls_are_hangs(ranks: Ranks) -> None:
+    ranks.working = Work(BUSY / 2, MOVED // 100)
+    assert ranks.hung_after(TIMEOUT + 1)
+    ranks.working = Work(1.0, 0)
+    assert ranks.hung_after((MOST_WORK + 2) * TIMEOUT)
+    assert ranks.detector.silence > MOST_WORK * TIMEOUT
+
+
 def test_work_before_an_output_line_does_not_accumulate(ranks: Ranks) -> None:
     ranks.working = Work(1.0, 0)
     for _ in range(3):
@@ -157,6 +165,14 @@ def test_a_long_wait_is_noted_once_for_each_collective(tmp_path: Path) -> None:
         expected = ([0], [1]) if number <= MOST_NOTES else None
         assert ranks.detector.long_wait() == expected
         assert ranks.detector.long_wait() is None
+
+
+def test_a_long_wait_is_noted_where_no_run_is_hung(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, timeout=0.0)
+    ranks.beat(0, INSIDE)
+    ranks.beat(1, OUTSIDE)
+    assert not ranks.hung_after(LONG_WAIT + 1)
+    assert ranks.detector.long_wait() == ([0], [1])
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,14 @@ def test_stop_is_sent_to_all_hosts_once_and_again_if_hurried(made: Made) -> None
     assert made.all_news() == [hurry]
 
 
+def test_stop_before_the_attempt_prevents_it(made: Made) -> None:
+    made.all_say(HostHere({}))
+    made.say(0, STOP)
+    made.all_news()
+    made.all_say(AttemptReady(0, 40123))
+    assert made.all_news() == []
+
+
 def test_early_end_of_a_host_stops_the_others(made: Made) -> None:
     """Its prelude has failed."""
     made.all_say(HostHere({}))
@@ -172,6 +180,21 @@ def test_silent_host_is_lost_and_the_others_are_notified(made: Made) -> None:
     assert made.decisions.over
 
 
+def test_silence_that_loses_no_host(made: Made) -> None:
+    """Of a suspended supervisor, and of a host that has ended."""
+    made.run()
+    made.pass_time(5)
+    made.time += 1000.0
+    made.decisions.look()
+    made.pass_time(5)
+    assert made.all_news() == []
+    made.all_say(AttemptFinished(0))
+    made.say(2, HostEnded({}, 0.0))
+    made.all_news()
+    made.pass_time(30, silent=(2,))
+    assert made.all_news() == []
+
+
 def test_missing_host_is_lost_after_the_timeout(made: Made) -> None:
     made.say(1, HostHere({}))
     made.pass_time(400)
@@ -181,6 +204,17 @@ def test_missing_host_is_lost_after_the_timeout(made: Made) -> None:
     (lost,) = made.news(1)
     assert isinstance(lost, HostLost)
     assert lost.reason == "host h2 has not connected within 300 s"
+
+
+def test_host_waiting_for_its_device_is_not_lost(made: Made) -> None:
+    made.say(0, HostHere({}))
+    made.say(1, HostHere({}))
+    for _ in range(500):
+        made.say(2, Beat())
+        made.pass_time(1)
+    assert made.all_news() == []
+    made.say(2, HostHere({}))
+    assert made.all_news() == [AllHere()]
 
 
 def test_hang_only_if_all_hosts_are_idle(made: Made) -> None:
@@ -268,6 +302,14 @@ def two() -> Iterator[Two]:
     made = Two()
     yield made
     made.close()
+
+
+def test_silent_host_0_is_lost_for_the_other_host(two: Two) -> None:
+    two.pass_time(19, 1)
+    assert two.lost(1) == []
+    two.pass_time(3, 1)
+    assert two.lost(1) == ["host h0 was lost: no heartbeat for 20 s"]
+    assert two.member.over
 
 
 def test_short_connection_loss_loses_no_message(two: Two) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tpunb.runs.protocol import AllFinished, Beat, HostEnded, Message
 from tpunb.worker.supervisor import links
-from tpunb.worker.supervisor.links import Channel, Dialer, Listener, proof
+from tpunb.worker.supervisor.links import Channel, Connection, Dialer, Listener, proof
 
 KEY = bytes(range(32))
 RUN = "20261123-000000-nb"
@@ -237,3 +237,38 @@ def _answer(listener: Listener, line: Callable[[str], bytes]) -> bytes:
 def test_link_rejects_invalid_first_lines(make: Make, line: Callable[[str], bytes]) -> None:
     heard = _answer(make().listener, line)
     assert set(json.loads(heard)) == {"run", "nonce"}  # and nothing after it
+
+
+def test_link_reads_little_from_unauthenticated_peers(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Connection] = []
+
+    def take(end: socket.socket) -> Connection:
+        taken.append(Connection(end))
+        return taken[-1]
+
+    monkeypatch.setattr(links, "Connection", take)
+    listener = make().listener
+    with socket.create_connection(("127.0.0.1", listener.port)) as end:
+        end.sendall(bytes(60_000))
+        deadline = time.monotonic() + 20
+        while not taken or not taken[0].broken:
+            assert listener.accept() == []
+            assert time.monotonic() < deadline
+    assert taken[0].read_bytes == links.MOST_UNKNOWN + 1
+
+
+def test_link_drops_silent_connections_for_new_ones(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MOST_WAITING", 3)
+    ends = make()
+    silent = []
+    for _ in range(6):
+        silent.append(socket.create_connection(("127.0.0.1", ends.listener.port)))
+        assert ends.listener.accept() == []
+    assert len(ends.listener._unknown) == 3
+    ends.connect()
+    for end in silent:
+        end.close()

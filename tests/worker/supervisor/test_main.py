@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import resource
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.kernel import ROOT
 from tpunb.runs import directory
-from tpunb.runs.events import Ended, Phase
+from tpunb.runs.events import Ended, Note, Phase
 from tpunb.runs.protocol import (
     AllHere,
     HostHere,
@@ -81,6 +85,20 @@ def test_queue_locked_by_another_process_does_not_block_the_supervisor(
     run.close()
 
 
+def test_queue_that_cannot_be_read_does_not_block_runs(
+    queued: QueuedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
+    run = QueuedRun(StartRun(str(queued.dir.path), {}, device="chips"))
+    (tmp_path / "chips.lock").unlink()
+    (tmp_path / "chips.lock").mkdir()
+    assert run.device_holder() is None
+    (note,) = run.dir.read_events()
+    assert isinstance(note, Note)
+    assert note.text.startswith("runs cannot wait for each other on this machine: ")
+    run.close()
+
+
 def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
     queued.wait_for(RunDescription("first", "2 CPU cores", 0.0))
     stop = Stop(StopCause.USER, origin=StopOrigin.COMMAND)
@@ -90,6 +108,12 @@ def test_stop_of_a_queued_run(queued: QueuedRun) -> None:
     assert (result.state, result.stop, result.reason) == ("interrupted", stop, "not needed")
     assert isinstance(queued.dir.read_events()[-1], Ended)
     assert not queued.dir.is_running()
+
+
+def test_result_that_cannot_be_written_does_not_end_the_supervisor(queued: QueuedRun) -> None:
+    queued.dir.result.mkdir()
+    queued.cancel(Stop())
+    assert isinstance(queued.dir.read_events()[-1], Ended)
 
 
 def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
@@ -147,3 +171,31 @@ def await_words(leader: Leader, message: Message, *others: Hosts) -> list[Messag
         heard += leader.hear()
         assert time.monotonic() < deadline, heard
     return heard
+
+
+MANY = """
+import os, resource
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+for _ in range(1100):
+    os.open("/dev/null", os.O_RDONLY)
+from tpunb.worker.supervisor import main
+main.main()
+"""
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_a_supervisor_with_over_a_thousand_open_files() -> None:
+    """As with kept preludes, hosts and runs that wait; `select` supports 1024 only."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:
+        pytest.skip("no process may open so many files here")
+    supervisor = subprocess.run(
+        [sys.executable, "-c", MANY],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd=ROOT,
+        text=True,
+        timeout=60,
+    )
+    assert "leaving: the kernel has ended" in supervisor.stderr
+    assert supervisor.returncode == 0, supervisor.stderr

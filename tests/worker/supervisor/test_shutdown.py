@@ -77,6 +77,16 @@ def test_shutdown_grace_period_can_be_skipped(shutdown: Shutdown) -> None:
         assert shutdown.steps == ["SIGINT", "SIGTERM"]
 
 
+def test_shutdown_kills_until_no_process_is_left(shutdown: Shutdown) -> None:
+    """A process that is forked between listing and killing."""
+    shutdown.world.deadly = {RANK: {KILL}}
+    shutdown.begin(RANK, grace=0.0)
+    shutdown.advance(0.3)
+    shutdown.world.deadly[OTHER] = {KILL}
+    assert shutdown.advance(2.0)
+    assert shutdown.steps == ["SIGINT", "SIGTERM", "SIGKILL"]
+
+
 def test_shutdown_kills_the_parent_after_its_children(shutdown: Shutdown) -> None:
     shutdown.world.deadly = {RUNNER: {KILL}, RANK: {TERM}}
     shutdown.begin(RANK, grace=1.0, parent=RUNNER)

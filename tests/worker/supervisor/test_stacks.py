@@ -121,6 +121,15 @@ def test_stacks_of_a_deep_recursion_still_name_the_cell_line(run: RunDir, begin:
     assert words in where(run, spec, begin(DEEP))
 
 
+def test_stacks_collection_if_py_spy_cannot_start(
+    run: RunDir, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_py_spy(run, monkeypatch, "#!/no/such/shell\n")
+    write(run, "import sleep\nsleep.nap()")
+    collect(run, begin(SLOW))
+    assert "native (py-spy)" not in run.stacks(0, 0).read_text()
+
+
 def test_stacks_of_native_code_are_cut_off_after_a_timeout(
     run: RunDir, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

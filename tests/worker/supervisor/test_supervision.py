@@ -155,6 +155,22 @@ def test_a_run_that_succeeds(one_run: Make) -> None:
     assert run.world.sent == []
 
 
+def test_failure_of_a_rank_is_named_before_it_has_ended(one_run: Make) -> None:
+    """A failed rank's exit handlers may take long. The rank waiting for it has failed as well."""
+    run = one_run()
+    run.start()
+    error = {"message": "", "cell": None, "line": None, "traceback": "", "type": "ValueError"}
+    for rank, kind in enumerate(("peer_lost", "exception")):
+        run.dir.attempt(0, rank).mkdir(parents=True, exist_ok=True)
+        files.write_json(run.dir.error(0, rank), {**error, "kind": kind, "time": 1.0 + rank})
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    run.exit_rank(1, 1, finished=False)
+    run.exit_rank(0, 1, finished=False)
+    run.exit_runner(1)
+    assert run.finish().reason == "rank 1 has failed"
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_failure_if_the_runner_exits_unannounced(one_run: Make, training: bool) -> None:
     """os._exit(0) in a cell of the prelude."""
@@ -216,6 +232,28 @@ def test_stop_waits_the_grace_period_unless_hurried(one_run: Make) -> None:
     run.pass_time(0.5)
     assert [event.step for event in run.events(Stopping)] == ["SIGINT", "SIGTERM"]
     assert RANK_0 not in run.world.deadly
+
+
+def test_stop_of_a_runner_that_ends_before_the_supervisor_adopts_it(one_run: Make) -> None:
+    """Its exit code is unknown until then, and must not be taken for a kill by somebody else."""
+    run = one_run()
+    run.supervision.begin()
+    run.fork_runner()
+    run.supervision.stop(Stop(reason="enough", now=True))
+    run.world.zombies.add(RUNNER.pid)
+    assert not run.pass_time(2.0)
+    run.world.zombies.clear()
+    run.world.exit_codes[RUNNER.pid] = -INT
+    result = run.finish()
+    assert (result.state, result.failures) == ("interrupted", ())
+
+
+def test_stop_before_the_run_begins(one_run: Make) -> None:
+    run = one_run()
+    run.supervision.stop(Stop(reason="enough"))
+    run.supervision.begin()
+    assert run.forks == []
+    assert run.finish().state == "interrupted"
 
 
 @pytest.mark.parametrize("forked", ["runner", "ranks"])
@@ -298,6 +336,22 @@ def test_stop_during_stack_collection_is_carried_out_at_once(one_run: Make) -> N
     assert [failure.kind for failure in result.failures] == [FailureKind.HANG]
 
 
+@pytest.mark.usefixtures("slow_stacks")
+def test_no_hang_if_the_run_ends_during_stack_collection(one_run: Make) -> None:
+    run = one_run(hang_timeout=10.0)
+    hang(run)
+    run.end(0)
+    assert run.finish().state == "succeeded"
+
+
+def test_no_hang_in_a_prelude_that_runs_once(one_run: Make) -> None:
+    run = one_run(hang_timeout=10.0)
+    run.supervision.begin()
+    run.fork_runner()
+    assert not run.pass_time(600.0)
+    assert run.world.sent == []
+
+
 def test_preemption_stops_the_run(one_run: Make) -> None:
     run = one_run()
     run.start()
@@ -354,6 +408,16 @@ def test_crash_of_the_fork_server_before_the_runner_is_a_failure(one_run: Make) 
     result = run.finish()
     assert result.state == "failed"
     assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
+
+
+def test_crash_of_the_fork_server_later_does_not_end_the_run(one_run: Make) -> None:
+    run = one_run()
+    run.start()
+    del run.world.deadly[FORK_SERVER]
+    run.supervision.lose_fork_server(-9, "last words")
+    assert not run.pass_time(1.0)
+    run.end(0)
+    assert run.finish().state == "succeeded"
 
 
 @pytest.mark.parametrize("end", ["runner killed", "stopped"])

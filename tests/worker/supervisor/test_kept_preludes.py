@@ -1,0 +1,40 @@
+"""Copies that a supervisor accepts as kept preludes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tpunb.runs.directory import RunDir
+from tpunb.runs.protocol import PreludeKept
+from tpunb.runs.spec import Block, RunSpec
+from tpunb.worker.supervisor.kept_preludes import KeptPreludes
+
+
+def copy(number: int) -> PreludeKept:
+    """This process stands in for a copy, which gets no signals in this test."""
+    return PreludeKept(os.getpid(), number, cells=1, seconds=1.0, modules={}, folders=[])
+
+
+def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    folder.script.write_text("a = 1\nb = a\n")
+    blocks = (Block("prelude", 1, 1, 0, 1), Block("train", 2, 2, 1, 2))
+    spec = RunSpec("id", "run", 1, "CPU", str(tmp_path), (), blocks)
+    folder.write_spec(spec)
+    kept = KeptPreludes()
+    assert kept.begin(folder, spec, {}, print) is None
+    late = kept.next_copy
+    sockets = kept.make_sockets(1)
+    kept.close_sockets()
+    kept.add(copy(late))
+    assert kept.processes == []
+    assert sockets[0].recv(1) == b""  # so the copy knows that no run will ask it
+    sockets += kept.make_sockets(1)
+    kept.add(copy(late))
+    assert kept.processes == []
+    kept.add(copy(late + 1))
+    assert [process.pid for process in kept.processes] == [os.getpid()]
+    kept.close_sockets()
+    for end in [*sockets, *(each.channel for each in kept._kept)]:
+        end.close()
