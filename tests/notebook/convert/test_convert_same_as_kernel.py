@@ -57,6 +57,7 @@ PIECES = [
     "trace.append([list(s.grep('b', prune=True, field=1)), list(s.sort(0)), list(s[:1])])\n"
     "s = list(s)",
     "v = %env HOME",
+    "v = %env\nv = v['HOME']",
     "v = %pwd",
     "%env TRACE={n}",
     "%cd .",

@@ -94,6 +94,7 @@ def test_clean_strips_what_ipython_strips(lines: list[str]) -> None:
         ("awk '{print $1}' {a}", "awk '{print $1}' {a}"),
         ("echo {{x}} {a}", "echo {x} A"),
         ("echo } {a}", "echo } {a}"),
+        ("echo {a!s:.2f}", "echo {a!s:.2f}"),
     ],
 )
 def test_expanded(text: str, value: str) -> None:
