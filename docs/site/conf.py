@@ -82,6 +82,7 @@ NAVIGATION = {
         "docs/diagnose",
         "docs/corpus",
         "docs/upstream",
+        "docs/words",
         "SECURITY",
         "CHANGELOG",
     ],
