@@ -275,7 +275,7 @@ def test_working_directory_removed_before_a_run_is_an_error(
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    with pytest.raises(TpunbError, match=r"working directory .* was removed.*%cd"):
+    with pytest.raises(TpunbError, match=r"working directory .* was deleted.*%cd"):
         train(kernel)
     monkeypatch.chdir(tmp_path)
     assert train(kernel).state == "succeeded"
