@@ -602,8 +602,8 @@ class Scopes:
             return ""
         home = scope.find(name)
         if home is not None:
-            known = [binding.full for binding in home.bindings[name] if binding.full is not None]
-            root = known[-1] if known else ""
+            newest = reversed(home.bindings[name])
+            root = next((one.full for one in newest if one.full is not None), "")
         else:
             root = name if name in BUILTINS else ""
         return f"{root}.{rest}" if root and rest else root
