@@ -93,7 +93,7 @@ def test_cost_question_for_many_runs_together() -> None:
         ("", "It may cost more than $20.00 (ask_above of [places.pod])"),
         ("no", "not started, as the answer was no"),
         (EOFError(), "there is no terminal or notebook to ask in: `%%tpu_train --yes` starts it"),
-        # Raised by ipykernel if the front end takes no input.
+        # Nothing unfinished: ipykernel raises it if the front end takes no input.
         (StdinNotImplementedError(), "there is no terminal or notebook to ask in"),
         (KeyboardInterrupt(), "nothing was started"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.test_hang import RANK, SILENT_WORK
+from tests.scenarios.test_hang import LOOP, RANK, SILENT_WORK
 from tests.support import Driver
 from tpunb.runs.events import Note
 
@@ -51,17 +51,7 @@ def test_no_hang_during_a_long_compilation(driver: Driver) -> None:
     assert seen.seconds > 4.0, "compiled too quickly to show anything"
 
 
-ELSEWHERE = """\
-import os, time, torch, torch_xla
-import torch_xla.core.xla_model as xm
-rank, device = int(os.environ["RANK"]), torch_xla.device()
-for step in range(5):
-    total = xm.all_reduce("sum", torch.ones(3, device=device))
-    torch_xla.sync()
-    if rank == 1 and step == 3:
-        while not os.path.exists("told"): time.sleep(0.1)
-print("done", rank)
-"""
+ELSEWHERE = LOOP.format(one="while not os.path.exists('told'): time.sleep(0.1)")
 
 
 def test_long_wait_in_a_collective_is_noted_while_the_run_continues(

@@ -258,6 +258,7 @@ def test_stop_requests_are_passed_to_the_place(run: RunDir) -> None:
     assert [(stop.reason, stop.now) for stop in place.stops] == [
         ("enough", False),
         ("enough", True),
+        ("", False),
     ]
 
 

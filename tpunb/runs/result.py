@@ -419,7 +419,12 @@ class RunResult(Printable):
     ) -> RunResult:
         """Return the result of a run with this spec; `more`: fields that the spec does not have."""
         fields: dict[str, Any] = {
-            name: getattr(spec, name) for name in "spmd warm price resumed_from hosts place".split()
+            "spmd": spec.spmd,
+            "warm": spec.warm,
+            "price": spec.price,
+            "resumed_from": spec.resumed_from,
+            "hosts": spec.hosts,
+            "place": spec.place,
         }
         return cls(
             state,

@@ -17,8 +17,9 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
@@ -113,7 +114,16 @@ def read_stops(requests: LineTail) -> Iterator[Stop]:
         with contextlib.suppress(ValueError):  # the user may have edited the file
             request = records.parse(line)
             if isinstance(request, dict) and request.get("do") == "stop":
-                yield records.build(Stop, request)
+                yield _stop(request)
+
+
+def _stop(request: dict[str, Any]) -> Stop:
+    """Return the stop in a request; a plain one if its fields were edited: it is still meant."""
+    try:
+        stop = records.build(Stop, request)
+    except ValueError:
+        return Stop()
+    return stop if stop.cause is StopCause.KERNEL_GONE else replace(stop, cause=StopCause.USER)
 
 
 def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iterator[str]:

@@ -121,10 +121,12 @@ def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
     files.append_text(queued.dir.requests, 'what is this?\n[1]\n{"do": "dance"}\n')
     files.append_text(queued.dir.requests, "[" * 100_000 + "\n")
     request_stop(queued.dir, Stop(reason="once", origin=StopOrigin.HANDLE))
-    files.append_text(queued.dir.requests, '{"do": "stop", "origin": "a bird"}\n{"do": "stop"}\n')
+    files.append_text(queued.dir.requests, '{"do": "stop", "origin": "a bird"}\n')
+    files.append_text(queued.dir.requests, '{"do": "stop", "cause": "hung", "now": true}\n')
     assert list(queued.stop_requests()) == [
         Stop(StopCause.USER, "once", StopOrigin.HANDLE),
-        Stop(),
+        Stop(StopCause.USER),
+        Stop(StopCause.USER, now=True),
     ]
 
 

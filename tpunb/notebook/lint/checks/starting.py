@@ -191,6 +191,7 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
     "spmd-launch",
     "error",
     what="torch_xla.launch, or torch.distributed's backend xla, after xr.use_spmd()",
+    # Not unfinished work: torch_xla's own messages.
     why="NotImplementedError: launch function does not support SPMD at this time; AssertionError: "
     "XLA backend is not supported with SPMD (measured with torch_xla 2.9.0)",
     fix="call the function itself, without a process group: with SPMD there is one process",
