@@ -160,6 +160,21 @@ def test_a_copy_that_lands_after_later_calls_leaves_nothing_stale(run: RunDir) -
     assert late.there == names_here(run)
 
 
+def test_a_result_whose_copy_failed_is_copied_again_and_never_removed(run: RunDir) -> None:
+    removed = []
+
+    class Noting(LateBucket):
+        def remove(self, name: str) -> int:
+            removed.append(name)
+            return super().remove(name)
+
+    end(run)
+    clock, there = Clock(), Noting("result.json")
+    assert Uploader(run, there, "s3://none", clock).run(clock.wait)
+    assert (removed, there.there) == ([], names_here(run))
+    assert clock.now < upload.LATE
+
+
 def test_a_file_that_is_removed_before_it_is_copied_delays_nothing(run: RunDir) -> None:
     """Its copy has failed, but nothing of it can arrive in the bucket later."""
 

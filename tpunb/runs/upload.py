@@ -183,7 +183,9 @@ class Uploader:
     def finish(self) -> bool:
         """Copy `result.json`, if it exists, after everything else. Return False if that fails."""
         # Its content never changes, so a failed call that is carried out late does no harm.
-        return not (self._run.path / RESULT).exists() or self._put(RESULT)
+        fine = not (self._run.path / RESULT).exists() or self._put(RESULT)
+        self._suspect.pop(RESULT, None)
+        return fine
 
     def _remove(self, name: str) -> bool:
         return self._try(name, lambda: self._bucket.remove(name)) is not None
