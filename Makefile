@@ -66,6 +66,16 @@ matrix: .venv/.ready
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,search,demo]' --group dev --group docs
 	@touch $@
 
+# The environment for TorchTPU, with a torch that torch_xla does not fit. pip, and not uv, installs
+# torch: where a mirror or a constraint offers a build for the CPU, it is a tenth of the size.
+TORCHTPU_TORCH ?= torch==2.13.0
+.venv-torchtpu/.ready: pyproject.toml
+	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv-torchtpu
+	@rm -f $@
+	$(PYTHON) -m pip --quiet --python .venv-torchtpu/bin/python install --upgrade uv '$(TORCHTPU_TORCH)'
+	.venv-torchtpu/bin/uv pip install --quiet --compile-bytecode --python .venv-torchtpu/bin/python --editable '.[demo]' --group test '$(TORCHTPU_TORCH)'
+	@touch $@
+
 # The last line that the notebook printed: what was trained, on what, and the accuracy.
 define LAST_LINE
 import sys, nbformat

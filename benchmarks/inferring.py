@@ -19,8 +19,8 @@ import torch_xla.core.xla_model as xm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tpunb.backends.xla.rehearsal.install import install_rehearsal
 from tpunb.training import predict
-from tpunb.xla.rehearsal.install import install_rehearsal
 
 WIDTH, CLASSES = 1024, 10
 BATCH = 32

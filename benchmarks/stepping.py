@@ -23,12 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from benchmarks.inferring import BATCH, CLASSES, Times, make_model
+from tpunb.backends.xla import counters
 from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.spec import RunSpec
 from tpunb.training import Accumulation, masked_loss, shard
 from tpunb.worker.recompiles import StepMonitor
 from tpunb.worker.stepped import SteppedModels
-from tpunb.xla import counters
 
 PIECES = 4
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]

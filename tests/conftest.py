@@ -9,6 +9,7 @@ another fixture, or it fails: so the choice needs no marks.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -71,10 +72,13 @@ PATIENCE = 60.0
 
 LONG = Path(__file__).parent / "long"
 """What repeats, trains or needs a browser: `make test-long`."""
-TORCH_XLA = [Path(__file__).parent / folder for folder in ("training", "xla")]
+TORCH_XLA = [Path(__file__).parent / folder for folder in ("training", "backends")]
 """Folders with tests that import torch_xla in this process: one worker does."""
 WARM = ("driver", "lent", "ranks")
 """Fixtures of a process with torch_xla. `ranks` is last, because some parameters have its name."""
+
+# These run in .venv-torchtpu (`make test-torchtpu`): torch_xla needs an older torch.
+collect_ignore = ["backends/torchtpu"] if importlib.util.find_spec("torch_xla") else []
 
 _started = 0
 """How many processes this one has started so far."""

@@ -27,6 +27,15 @@ TpunbError
 └─ HostsError             .place .problems: hosts differ or cannot be reached
 """
 
+from tpunb.backends.rehearsal.errors import (
+    CollectiveError,
+    DeadlockError,
+    MismatchError,
+    NotRehearsedError,
+    PeerLostError,
+    WaitedTooLongError,
+)
+from tpunb.backends.xla.spmd import SpmdError
 from tpunb.notebook.errors import ConversionError, NotebookError, NotebookNotFoundError
 from tpunb.notebook.lint.findings import LintError
 from tpunb.places.errors import HostsError, PlaceError
@@ -46,15 +55,6 @@ from tpunb.utils.errors import (
     SetupError,
     TpunbError,
 )
-from tpunb.xla.rehearsal.errors import (
-    CollectiveError,
-    DeadlockError,
-    MismatchError,
-    NotRehearsedError,
-    PeerLostError,
-    WaitedTooLongError,
-)
-from tpunb.xla.spmd import SpmdError
 
 __all__ = [
     "CheckpointError",

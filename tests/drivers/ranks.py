@@ -248,7 +248,7 @@ def _rank(function: Any, rank: int, folder: Path, args: list[Any]) -> None:
 
 def rehearse(**options: Any) -> tuple[int, int]:
     """In a rank: install the rehearsal as a run does; return rank and world size."""
-    from tpunb.xla.rehearsal.install import install_rehearsal
+    from tpunb.backends.xla.rehearsal.install import install_rehearsal
 
     rank, world, local, locals_ = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

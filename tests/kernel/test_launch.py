@@ -10,12 +10,12 @@ import pytest
 from IPython.core.error import UsageError
 
 import tpunb
+from tpunb.backends import launchers
 from tpunb.errors import TpunbError
 from tpunb.kernel import launch as module
 from tpunb.kernel.launch import cell_line
 from tpunb.kernel.options import LaunchOptions, TrainOptions
 from tpunb.utils.options import declarations
-from tpunb.xla import launchers
 
 
 @pytest.mark.parametrize(

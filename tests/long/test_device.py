@@ -21,7 +21,7 @@ def test_importing_torch_xla_really_sets_it() -> None:
 
 @pytest.mark.usefixtures("starts_processes")
 def test_a_backward_pass_before_xla_started_is_explained() -> None:
-    """When torch fixes this, the hint and tpunb.xla.runtime can be removed."""
+    """When torch fixes this, the hint and tpunb.backends.xla.runtime can be removed."""
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert ran.stdout == "raised\n", ran.stderr
     assert "Restart the kernel and use the XLA device first" in ran.stderr

@@ -102,7 +102,7 @@ def test_lightning_and_accelerate_know_their_rank(way: str, driver: Driver, tmp_
 
 NAMES = """
     import importlib, inspect
-    from tpunb.xla import private_names
+    from tpunb.backends.xla import private_names
 
     libraries = ("accelerate", *private_names.TRAINER, *private_names.FABRIC)
     names = [name for name in private_names.NAMES if name.owner.startswith(libraries)]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.backends.xla.rehearsal.test_rehearsal_training_calls import all_trained
 from tests.drivers.nodes import REAL, RunOnHosts
 from tests.drivers.ranks import Ranks
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
 from tests.support import Driver
-from tests.xla.rehearsal.test_rehearsal_training_calls import all_trained
 from tpunb.diagnostics.failure.run import diagnose_log
 from tpunb.runs.spec import FailureKind, RunState
 

@@ -1,4 +1,4 @@
-"""More of tests/xla and tests/worker, which takes longer."""
+"""More of tests/backends/xla and tests/worker, which takes longer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.worker.test_stepped import EQUAL_BUT_SLOW, differences
 CODE = """\
 import os, sys
 import torch, torch_xla
-from tpunb.xla import device
+from tpunb.backends.xla import device
 
 def case(cache, own=""):
     if os.fork():
@@ -69,7 +69,7 @@ def test_what_is_compiled_is_kept_where_the_environment_says(tmp_path: Path) -> 
 
 
 LATER = """
-    from tpunb.xla import launchers
+    from tpunb.backends import launchers
 
     before = list(sys.meta_path)
     assert not {"torch", "torch_xla", "accelerate"} & set(sys.modules)

@@ -38,7 +38,7 @@ def names() -> dict[str, Any]:
     """The objects behind all names that rehearsal replaces or sets; for operators, the dispatch."""
     import torch
 
-    from tpunb.xla.private_names import NAMES, OPS
+    from tpunb.backends.xla.private_names import NAMES, OPS
 
     found: dict[str, Any] = {}
     for name in NAMES:
@@ -67,7 +67,7 @@ def main(device: str) -> dict[str, Any]:
         vars(torch_xla)["_XLAC"]._xla_num_devices = lambda: 1
     before = names()
     from tpunb import worker, xla
-    from tpunb.xla import device as asked
+    from tpunb.backends.xla import device as asked
 
     everything = [
         module.name
@@ -120,7 +120,7 @@ def test_rehearsal_is_detected_by_the_same_check() -> None:
 @pytest.mark.usefixtures("starts_processes")
 def test_torch_xla_is_untouched_and_each_rank_has_its_own_chip() -> None:
     found = ran("TPU", TPU)
-    assert "tpunb.xla.rehearsal.install" in found["modules"]
+    assert "tpunb.backends.xla.rehearsal.install" in found["modules"]
     assert "torch_xla._XLAC._xla_all_reduce" in found["all"]
     assert "_c10d_functional.all_reduce" in found["all"]
     assert len(found["all"]) > 40

@@ -158,7 +158,7 @@ def test_torchrun_on_two_hosts_trains_as_one_core_does(
 PREPARED = """
     import os, sys
     from tpunb.worker import standalone
-    from tpunb.xla import launchers
+    from tpunb.backends import launchers
 
     standalone.prepare()
     print("torch" in sys.modules, os.environ.get("PJRT_DEVICE"), len(launchers._active))
@@ -197,11 +197,11 @@ ON_A_TPU = """
     os.environ.pop("PJRT_DEVICE", None)
 
     from tpunb.worker import standalone
-    from tpunb.xla import launchers
+    from tpunb.backends import launchers
 
     standalone.prepare()
     xlac = vars(torch_xla._XLAC)
-    print(os.environ["PJRT_DEVICE"], "tpunb.xla.rehearsal.install" in sys.modules,
+    print(os.environ["PJRT_DEVICE"], "tpunb.backends.xla.rehearsal.install" in sys.modules,
           xlac["_xla_all_reduce"].__class__.__name__, "TPU_PROCESS_ADDRESSES" in os.environ)
     torch_xla.launch(lambda *args: print(args), args=("a",))
 """

@@ -127,7 +127,7 @@ def test_masked_loss_on_ranks_weighs_every_sample_equally(ranks: Ranks, counts: 
 def on_ranks(sizes: list[int], batch_size: int) -> dict[str, Any]:
     """Predictions for data of several sizes, and how many programs each has compiled."""
 
-    from tpunb.xla.counters import compilations
+    from tpunb.backends.xla.counters import compilations
 
     rehearse()
     model = Model().to(torch_xla.device())

@@ -105,7 +105,7 @@ def save_arguments(values: Mapping[str, Any], path: Path) -> None:
 
     Raises HandoffError with the name of the first one that cannot be pickled.
     """
-    from tpunb.xla.pickling import describe_type, save_value  # imports torch
+    from tpunb.backends.pickling import describe_type, save_value  # imports torch
 
     try:
         save_value(dict(values), path)

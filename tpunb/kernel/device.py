@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tpunb.backends.xla import runtime
 from tpunb.machine import machine, tpu
 from tpunb.runs.spec import Device
-from tpunb.xla import runtime
 
 _chosen = False
 """True if `choose_device` has set PJRT_DEVICE."""

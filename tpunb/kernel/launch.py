@@ -69,7 +69,7 @@ def launch(
     RunError if the run fails.
     """
     given = dict(locals())
-    launchers = sys.modules.get("tpunb.xla.launchers")
+    launchers = sys.modules.get("tpunb.backends.launchers")
     if launchers is not None and launchers.are_redirected():
         return _call_here(fn, args, name, cores)
     if env_vars.RUN in os.environ:

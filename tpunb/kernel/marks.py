@@ -24,8 +24,8 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
+from tpunb.backends.xla.private_names import TENSOR_VERSION
 from tpunb.utils.modules import is_own_module, loaded, own_attributes
-from tpunb.xla.private_names import TENSOR_VERSION
 
 MOST_BYTES = 1 << 20
 """The size of a pickle up to which a value is read as a whole. Long texts and arrays, which take

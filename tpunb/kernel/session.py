@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
+from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
@@ -57,7 +58,6 @@ from tpunb.runs.spec import Device, RunState, Stop, StopOrigin
 from tpunb.utils import env_vars, files
 from tpunb.utils.errors import HandoffError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
-from tpunb.xla.spmd import VARIABLE
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import PreparedNotebook, RunRequest

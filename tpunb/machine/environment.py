@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpunb.backends.xla import spmd, topology
 from tpunb.machine import tpu
 from tpunb.machine.machine import Machine
 from tpunb.runs.spec import THREAD_VARIABLES, Device
 from tpunb.utils import env_vars, secrets
-from tpunb.xla import spmd, topology
 
 _RANK_VARIABLES = tuple(
     "CPU_NUM_DEVICES GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR "

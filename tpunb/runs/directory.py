@@ -115,7 +115,7 @@ class RunDir:
     heartbeat = _RankFile("pulse")
     """The heartbeat file of a rank (tpunb.runs.heartbeat)."""
     collectives = _RankFile("collectives.json")
-    """The file in which a rehearsal rank counts collectives (tpunb.xla.rehearsal.stats)."""
+    """The file in which a rehearsal rank counts collectives (tpunb.backends.rehearsal.stats)."""
     models = _RankFile("models.json")
     """The file with samples of the parameters that a rank has stepped (tpunb.runs.models)."""
     progress = _RankFile("progress.json")

@@ -78,7 +78,7 @@ def _read_report(held: HeldFolder) -> dict[str, Any]:
 
 
 def load_value(held: HeldFolder, *names: str) -> Any:
-    """Load a value that `tpunb.xla.pickling.save_value` wrote into a folder.
+    """Load a value that `tpunb.backends.pickling.save_value` wrote into a folder.
 
     `names`: see `HeldFolder.open`. Only this user's processes can have written it, so it is
     unpickled without restrictions.

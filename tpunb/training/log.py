@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpunb.backends.xla import tensors
 from tpunb.runs import callbacks, heartbeat
 from tpunb.runs.directory import rank_of_run
 from tpunb.runs.metrics import MEAN, REDUCTIONS, RESERVED
 from tpunb.training.ranks import is_first
 from tpunb.utils.files import append_lines
 from tpunb.utils.modules import is_a
-from tpunb.xla import tensors
 
 GATHER = 0.05
 """Seconds between two writes when records come faster than that."""

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tpunb.xla.autocast import cast_attention
-from tpunb.xla.runtime import running_module
-from tpunb.xla.spmd import parse_flag
+from tpunb.backends.xla.autocast import cast_attention
+from tpunb.backends.xla.runtime import running_module
+from tpunb.backends.xla.spmd import parse_flag
 
 DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 CHECKED_STEPS = (10, 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tpunb.xla.runtime import running_module
+from tpunb.backends.xla.runtime import running_module
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from tpunb.backends.xla import loaders
+from tpunb.backends.xla.runtime import running_module
+from tpunb.backends.xla.tensors import start_pending_work
 from tpunb.training.checkpoint import api
 from tpunb.training.ranks import is_first
-from tpunb.xla import loaders
-from tpunb.xla.runtime import running_module
-from tpunb.xla.tensors import start_pending_work
 
 
 class TrainingState:

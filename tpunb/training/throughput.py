@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tpunb.backends.xla.counters import compilations
+from tpunb.backends.xla.runtime import running_module
 from tpunb.runs.metrics import FLOPS, SPEED
 from tpunb.training.log import log
 from tpunb.training.trees import leaves
-from tpunb.xla.counters import compilations
-from tpunb.xla.runtime import running_module
 
 
 class Throughput:

@@ -18,17 +18,17 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from tpunb.runs.cell_lines import CellLines
-from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
-from tpunb.utils.files import read_text, write_json
-from tpunb.worker import figures, replay, script_end, stdio
-from tpunb.xla.rehearsal.errors import (
+from tpunb.backends.rehearsal.errors import (
     CollectiveError,
     PeerLostError,
     WaitedTooLongError,
     is_of_torch_distributed,
 )
+from tpunb.runs.cell_lines import CellLines
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
+from tpunb.utils.files import read_text, write_json
+from tpunb.worker import figures, replay, script_end, stdio
 
 MOST_FRAMES = 30
 """Frames shown of a traceback: half from its top, half from its end (deep recursions)."""

@@ -23,8 +23,8 @@ from weakref import WeakSet
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Figure, Note
 from tpunb.utils import files
+from tpunb.utils.patching import Replacements
 from tpunb.utils.text import size
-from tpunb.xla.patching import Replacements
 
 MOST = 20
 """Maximum number of figures of a run; each further one replaces the last."""

@@ -27,9 +27,9 @@ from typing import Any
 
 import threadpoolctl
 
+from tpunb.backends.engine_watch import EngineWatch
+from tpunb.backends.xla import runtime
 from tpunb.utils import processes
-from tpunb.xla import runtime
-from tpunb.xla.runtime import EngineWatch
 
 PATIENCE = 2.0
 """Seconds that a thread may keep running after a cell before it forbids a fork."""

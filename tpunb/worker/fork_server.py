@@ -33,7 +33,7 @@ MODULES = (
     "torch_xla.distributed.parallel_loader",
     "torch_xla.distributed.xla_multiprocessing",
     "torch_xla.runtime",
-    "tpunb.xla.rehearsal.install",
+    "tpunb.backends.xla.rehearsal.install",
     "tpunb.worker.runner",
 )
 """Imported before any run. None of them starts a thread or touches a device."""

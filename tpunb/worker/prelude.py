@@ -23,6 +23,7 @@ from collections.abc import Callable
 from socket import socket
 from typing import Any, NoReturn
 
+from tpunb.backends.xla import spmd
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.protocol import (
@@ -40,7 +41,6 @@ from tpunb.utils.modules import is_local_file
 from tpunb.worker import fork_safety, shared_with_forks, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.fork_safety import ForkSafetyCheck
-from tpunb.xla import spmd
 
 EVERY_CELL = 8
 """The first cells that get a copy each, however short they are; a fork takes 10 ms."""

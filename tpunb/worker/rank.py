@@ -13,6 +13,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+from tpunb.backends import launchers
+from tpunb.backends.rehearsal import call, ranks, stats
+from tpunb.backends.xla import counters, device, loaders, runtime, spmd
+from tpunb.backends.xla.rehearsal import install
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
@@ -35,8 +39,6 @@ from tpunb.worker.recompiles import StepMonitor
 from tpunb.worker.step_trace import StepTrace
 from tpunb.worker.stepped import stepped_models
 from tpunb.worker.supervisor import stacks
-from tpunb.xla import counters, device, launchers, loaders, runtime, spmd
-from tpunb.xla.rehearsal import call, install, ranks, stats
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
+from tpunb.backends.xla.counters import describe_slow_operation
+from tpunb.backends.xla.runtime import watch_steps
 from tpunb.runs.cell_lines import CellLines
 from tpunb.utils.files import append_text
-from tpunb.xla.counters import describe_slow_operation
-from tpunb.xla.runtime import watch_steps
 
 WARM = 3
 """First steps of a loop, in which programs are new: the optimizer makes its state, sums begin."""
@@ -44,7 +44,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Counters(Protocol):
-    """The counters of torch_xla (tpunb.xla.counters)."""
+    """The counters of torch_xla (tpunb.backends.xla.counters)."""
 
     def compilations_begun(self) -> int: ...
     def compile_seconds(self) -> float: ...

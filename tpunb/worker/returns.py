@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tpunb.backends.pickling import describe_type, save_value
+from tpunb.backends.xla.runtime import running_module
 from tpunb.runs.directory import RunDir
 from tpunb.utils.files import write_json
-from tpunb.xla.pickling import describe_type, save_value
-from tpunb.xla.runtime import running_module
 
 
 def save_returns(namespace: Mapping[str, Any], names: Iterable[str], run: RunDir) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpunb.runs.events import Bar
 from tpunb.runs.progress import ProgressFile, progress_path
-from tpunb.xla.patching import Replacements
+from tpunb.utils.patching import Replacements
 
 
 def follow_rich_bars() -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 
-from tpunb.utils import env_vars
+from tpunb.backends import launchers
+from tpunb.backends.xla import device
+from tpunb.utils import addresses, env_vars
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
-from tpunb.xla import device, hosts, launchers
 
 
 def prepare(*, spmd: bool = False) -> None:
@@ -36,17 +37,17 @@ def prepare(*, spmd: bool = False) -> None:
         local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         if os.environ["PJRT_DEVICE"] == "TPU":
             if local_world_size < world_size:
-                hosts.bind_gloo(os.environ)
+                addresses.bind_gloo(os.environ)
             device.take_chip(local_rank, local_world_size, world_size)
             device.start_runtime_with_others()
         elif os.environ["PJRT_DEVICE"] == "CPU":
-            from tpunb.xla.rehearsal.install import install_rehearsal
-            from tpunb.xla.spmd import refuse_in_ranks
+            from tpunb.backends.xla.rehearsal.install import install_rehearsal
+            from tpunb.backends.xla.spmd import refuse_in_ranks
 
             rank = int(os.environ["RANK"])
             install_rehearsal(rank, world_size, local_rank, local_world_size)
             refuse_in_ranks()
-    from tpunb.xla import loaders, runtime, tpu_answers
+    from tpunb.backends.xla import loaders, runtime, tpu_answers
 
     if os.environ["PJRT_DEVICE"] == "CPU":
         cores = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
@@ -66,7 +67,7 @@ def _one_process() -> None:
             "`python script.py`"
         )
     if os.environ["PJRT_DEVICE"] == "CPU":
-        from tpunb.xla import spmd
+        from tpunb.backends.xla import spmd
 
         os.environ.setdefault("CPU_NUM_DEVICES", "4")
         spmd.prepare_spmd()

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tpunb.backends.rehearsal.stats import collective_stats
+from tpunb.backends.xla import counters
 from tpunb.runs import heartbeat, trace
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.spec import Profile
 from tpunb.runs.trace import Marks
-from tpunb.xla import counters
-from tpunb.xla.rehearsal.stats import collective_stats
 
 _Counts = tuple[float, float, float, float]
 """Seconds: the time, and the totals so far of waiting for input, compiling, and collectives."""

@@ -21,10 +21,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from tpunb.backends.rehearsal.call import CodeLine, RankCall, running_line, users_frames
+from tpunb.backends.rehearsal.stats import collective_stats
+from tpunb.backends.xla import tensors
 from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
-from tpunb.xla import tensors
-from tpunb.xla.rehearsal.call import CodeLine, RankCall, running_line, users_frames
-from tpunb.xla.rehearsal.stats import collective_stats
 
 MOST_MODELS = 4
 """Models that are compared: the ones that began last. Their samples stay alive to the end."""

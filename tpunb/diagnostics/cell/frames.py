@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from tpunb.xla import private_names
+from tpunb.backends.xla import private_names
 
 
 class SourceLine(NamedTuple):

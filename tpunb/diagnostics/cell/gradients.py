@@ -17,9 +17,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from tpunb.backends.xla import runtime
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.recorder import Recorder
-from tpunb.xla import runtime
 
 _FIRST = 3
 """Number of first steps of an optimizer that are all inspected; then the 4th, 8th, 16th, …"""

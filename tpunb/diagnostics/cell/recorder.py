@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tpunb.backends.xla import counters, runtime
+from tpunb.backends.xla.counters import Counts
 from tpunb.diagnostics.cell import frames, operations
 from tpunb.diagnostics.cell.frames import Line, SourceLine, StepsDone
 from tpunb.diagnostics.cell.operations import (
@@ -27,8 +29,6 @@ from tpunb.diagnostics.cell.operations import (
     similarity,
     varying_arguments,
 )
-from tpunb.xla import counters, runtime
-from tpunb.xla.counters import Counts
 
 _PROPERTIES = frozenset(("__get__", "__set__", "is_complex", "is_floating_point", "requires_grad_"))
 _READING = frozenset(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpunb.backends.xla import runtime
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.places import Places
-from tpunb.xla import runtime
 
 if TYPE_CHECKING:  # they need torch, and %load_ext imports this
     from tpunb.diagnostics.cell.gradients import FiniteCheck, Gradients

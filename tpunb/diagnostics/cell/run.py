@@ -19,13 +19,13 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 from IPython.core.interactiveshell import InteractiveShell
 
+from tpunb.backends.xla import private_names, runtime, spmd
 from tpunb.diagnostics.cell.frames import StepsDone
 from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
 from tpunb.diagnostics.cell.report import DebugReport, ReportBuilder
 from tpunb.notebook.errors import ConversionError
 from tpunb.runs import directory, ownership
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
-from tpunb.xla import private_names, runtime, spmd
 
 _spmd = False
 _FUTURE = 0
@@ -33,7 +33,7 @@ for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 # torch creates its queues at the first backward pass of a process, one per device known then
-# (torch 2.9; tpunb.xla.runtime prevents the problem in ranks).
+# (torch 2.9; tpunb.backends.xla.runtime prevents the problem in ranks).
 _QUEUES = "device_ready_queues_"
 _BACKWARD_BEFORE_XLA = (
     "%%tpu_debug: a backward pass on the CPU ran in this kernel before its XLA device was used, "
@@ -68,7 +68,8 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None =
     libraries; line 1 is the line of the magic. Raises ConversionError for invalid syntax.
     """
     try:
-        from tpunb.xla import launchers, tpu_answers
+        from tpunb.backends import launchers
+        from tpunb.backends.xla import tpu_answers
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "torch_xla"):
             raise
@@ -204,7 +205,7 @@ def watching(
 
     Recording starts when torch_xla is imported, possibly by the cell itself.
     """
-    from tpunb.xla.patching import Replacements
+    from tpunb.utils.patching import Replacements
 
     places = Places(shell)
     stack = contextlib.ExitStack()

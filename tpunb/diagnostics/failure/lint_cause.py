@@ -13,7 +13,7 @@ from tpunb.runs.spec import FailureKind
 from tpunb.utils import records
 
 COLLECTIVE_ERRORS = frozenset(("MismatchError", "LaunchMismatchError", "DeadlockError"))
-"""Exceptions of a rehearsal (`xla/rehearsal/errors.py`) for ranks that do different things."""
+"""Exceptions of a rehearsal (`backends/rehearsal/errors.py`) for ranks that do different things."""
 PAGE = "docs/lint.md"
 
 

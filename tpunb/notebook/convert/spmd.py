@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import re
 
+from tpunb.backends.xla import spmd
 from tpunb.notebook.convert.names import RunCells
 from tpunb.notebook.scopes import Scopes, Site, argument, literal
-from tpunb.xla import spmd
 
 _WORD = re.compile(r"spmd|xla_sharding|fsdp_v2|distribute_(?:tensor|module)", re.IGNORECASE)
 """Every notebook that uses the mode has a function or module name that contains one of these."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpunb.backends.xla import tensors
 from tpunb.runs import heartbeat
 from tpunb.runs.directory import RunDir, rank_of_run
 from tpunb.runs.events import Resumed
@@ -38,7 +39,6 @@ from tpunb.utils.errors import CheckpointError
 from tpunb.utils.files import append_text
 from tpunb.utils.modules import is_a
 from tpunb.utils.text import name_ranks, size
-from tpunb.xla import tensors
 
 KEEP = 3
 """The number of checkpoints that are kept, including the newest."""

@@ -13,8 +13,8 @@ import zlib
 from types import ModuleType
 from typing import IO, Any
 
+from tpunb.backends.xla import tensors
 from tpunb.runs import heartbeat
-from tpunb.xla import tensors
 
 END = 256
 """The length of the comment in bytes, in every file."""

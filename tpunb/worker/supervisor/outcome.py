@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from tpunb.backends.rehearsal import stats
 from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
 from tpunb.runs.models import DifferentModels, find_difference, from_json, read_models
@@ -32,7 +33,6 @@ from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCau
 from tpunb.utils import memory, records
 from tpunb.utils.files import read_end
 from tpunb.utils.text import excerpt, size
-from tpunb.xla.rehearsal import stats
 
 RETURNCODES: dict[RunState, int] = {
     RunState.SUCCEEDED: 0,

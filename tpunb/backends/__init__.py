@@ -1,0 +1,1 @@
+"""The stacks that ranks train with: torch_xla, TorchTPU, plain torch."""

@@ -1,0 +1,208 @@
+"""Makes the launchers of torch_xla, accelerate and Lightning call their function in this process.
+
+In a rank the processes exist already, and the kernel must not start any. Imports none of the
+libraries; a library that is imported later is changed then. The replaced names are in
+`private_names`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tpunb.backends.xla import private_names
+from tpunb.utils.patching import Replacements
+
+_active: list[_Replacement] = []
+
+
+def redirect_launchers(index: int) -> None:
+    """Have launchers call their function with `index`, for the rest of this process."""
+    _Replacement(index).begin()
+
+
+def are_redirected() -> bool:
+    """True if launchers call their function in this process: in a rank, under %%tpu_debug."""
+    return bool(_active)
+
+
+@contextlib.contextmanager
+def calling_here(index: int) -> Iterator[None]:
+    """A block in which launchers call their function with `index`."""
+    replacement = _Replacement(index)
+    replacement.begin()
+    try:
+        yield
+    finally:
+        replacement.end()
+
+
+def call_here(
+    function: Callable[..., object], args: Sequence[object], num_processes: int | None
+) -> None:
+    """The replacement of `notebook_launcher`, which behaves as with one process."""
+    _active[-1].note("num_processes", num_processes)
+    _call(function, *args)
+
+
+def _call(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Call a launched function, and destroy a process group that it leaves behind."""
+    before = _has_process_group()
+    result = function(*args, **kwargs)
+    if not before and _has_process_group():
+        sys.modules["torch.distributed"].destroy_process_group()
+    return result
+
+
+def _has_process_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+class _Replacement:
+    """The launchers of all libraries, imported now or later."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._noted: set[str] = set()
+        self._names = Replacements(
+            {
+                "torch_xla._internal.pjrt": self._replace_spawn,
+                "torch_xla.torch_xla": self._replace_launch,
+                "accelerate.launchers": self._replace_notebook_launcher,
+                **self._lightning(),
+            }
+        )
+
+    def begin(self) -> None:
+        _active.append(self)
+        self._names.begin()
+
+    def end(self) -> None:
+        self._names.end()
+        _active.remove(self)
+
+    def note(self, name: str, requested: int | None) -> None:
+        """Print once that a requested number of processes, in all or per host, is ignored."""
+        ranks, of_host = (
+            int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        )
+        if requested in (None, ranks, of_host) or os.environ.get("RANK", "0") != "0":
+            return
+        note = f"{name}={requested} is ignored: {ranks} rank{'s run' if ranks > 1 else ' runs'}"
+        if note not in self._noted:
+            self._noted.add(note)
+            print(note, flush=True)
+
+    def _replace_spawn(self, pjrt: ModuleType) -> None:
+        """`xmp.spawn` and `torch_xla.launch` end in these, however they were imported."""
+
+        def spawn(
+            fn: Callable[..., object],
+            nprocs: int | None = None,
+            start_method: str = "spawn",
+            args: Sequence[object] = (),
+        ) -> None:
+            self.note("nprocs", nprocs)
+            _call(fn, self._index, *args)
+
+        def run_multiprocess(
+            fn: Callable[..., object], *args: object, start_method: str = "spawn", **kwargs: object
+        ) -> dict[int, object]:
+            return {self._index: _call(fn, *args, **kwargs)}
+
+        self._names.set(pjrt, "spawn", spawn)
+        self._names.set(pjrt, "run_multiprocess", run_multiprocess)
+
+    def _replace_launch(self, torch_xla: ModuleType) -> None:
+        """`launch` calls `xmp.spawn`, unless it sees that torch elastic started the process."""
+        self._names.set(torch_xla, "dist", _WithoutElastic(torch_xla.dist))
+
+    def _replace_notebook_launcher(self, launchers: ModuleType) -> None:
+        """Replace its code, because accelerate and the user hold the function itself."""
+        original: FunctionType = launchers.notebook_launcher
+        before = original.__code__, original.__defaults__
+
+        def undo() -> None:
+            original.__code__, original.__defaults__ = before
+
+        self._names.at_end(undo)
+        original.__code__ = _notebook_launcher.__code__
+        original.__defaults__ = _notebook_launcher.__defaults__
+
+    def _lightning(self) -> dict[str, Callable[[ModuleType], None]]:
+        """Make a Trainer and a Fabric know that this process is one of the ranks.
+
+        Replacing `xmp.spawn` is not enough for Lightning: its launcher waits for a result that only
+        rank 0 sends, and code outside of it acts as the parent of all ranks, rank 0 of 1.
+        """
+        replace: dict[str, Callable[[ModuleType], None]] = {}
+        for trainer, fabric in zip(private_names.TRAINER, private_names.FABRIC, strict=True):
+            replace[f"{trainer}.strategies.launchers.xla"] = self._replace_trainers
+            replace[f"{trainer}.strategies.xla"] = self._launch_at_once
+            replace[f"{fabric}.strategies.launchers.xla"] = self._replace_fabrics
+            replace[f"{fabric}.strategies.xla"] = self._launch_at_once
+            replace[f"{fabric}.strategies.xla_fsdp"] = self._launch_at_once
+            replace[f"{fabric}.utilities.rank_zero"] = self._tell_rank
+        return replace
+
+    def _replace_trainers(self, launchers: ModuleType) -> None:
+        def launch(
+            launcher: object,
+            function: Callable[..., object],
+            *args: object,
+            trainer: object = None,
+            **kwargs: object,
+        ) -> object:
+            return _call(function, *args, **kwargs)
+
+        self._names.set(launchers._XLALauncher, "launch", launch)
+
+    def _replace_fabrics(self, launchers: ModuleType) -> None:
+        def launch(
+            launcher: object, function: Callable[..., object], *args: object, **kwargs: object
+        ) -> object:
+            return _call(function, *args, **kwargs)
+
+        self._names.set(launchers._XLALauncher, "launch", launch)
+
+    def _launch_at_once(self, strategies: ModuleType) -> None:
+        """Make a strategy know its rank from the beginning, and after a fit as well."""
+        for name in ("XLAStrategy", "XLAFSDPStrategy"):
+            if strategy := vars(strategies).get(name):
+                always = property(lambda self: True, lambda self, value: None)
+                self._names.set(strategy, "_launched", always)
+
+    def _tell_rank(self, rank_zero: ModuleType) -> None:
+        """Set the rank, which was read from the environment at import, maybe in the prelude."""
+        self._names.set(rank_zero.rank_zero_only, "rank", self._index)
+
+
+def _notebook_launcher(
+    function: Callable[..., object],
+    args: Sequence[object] = (),
+    num_processes: int | None = None,
+    *others: object,
+    **options: object,
+) -> None:
+    # Runs as the code of accelerate's function, with the globals of accelerate's module.
+    from tpunb.backends import launchers
+
+    launchers.call_here(function, args, num_processes)
+
+
+class _WithoutElastic:
+    """`torch.distributed` for `torch_xla.launch`, without a sign of torch elastic."""
+
+    def __init__(self, dist: ModuleType) -> None:
+        self._dist = dist
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dist, name)
+
+    def is_torchelastic_launched(self) -> bool:
+        return False

@@ -1,0 +1,77 @@
+"""Errors and warnings of rehearsed collectives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from tpunb.utils.errors import TpunbError
+
+
+class CollectiveError(TpunbError):
+    """A collective between rehearsal ranks failed."""
+
+
+class MismatchError(CollectiveError):
+    """The ranks called different collectives, or the same one with different tensors."""
+
+
+class LaunchMismatchError(MismatchError):
+    """The ranks would run different programs with collectives on a TPU."""
+
+
+class DeadlockError(CollectiveError):
+    """Ranks wait forever for each other, in collectives of different groups."""
+
+
+class PeerLostError(CollectiveError):
+    """A rank that must take part has ended or left the train cell."""
+
+
+class WaitedTooLongError(CollectiveError):
+    """A rank that must take part did not do so within the time-out."""
+
+
+def print_warning(text: str) -> None:
+    """Print a warning to this rank's standard error. One rank does it for all."""
+    print(f"tpunb: {text}", file=sys.stderr, flush=True)
+
+
+def is_of_torch_distributed(error: BaseException) -> bool:
+    """True if torch.distributed raised the error: gloo does for a lost peer, naming only a port."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    module = "" if tb is None else tb.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, RuntimeError) and module.startswith("torch.distributed.")
+
+
+# Not unfinished work: the refused calls have no meaning between CPU processes (SPMD's collectives),
+# or do not work in torch_xla either (xm.send and xm.recv, pytorch/xla#8074). The second base class
+# is the one that torch raises for an operation that a backend lacks, and that libraries catch.
+class NotRehearsedError(TpunbError, NotImplementedError):
+    """A collective that exists on a TPU, but not in a rehearsal."""
+
+    def __init__(self, what: str, why: str = "") -> None:
+        super().__init__(what, why)
+        self.what = what
+        self.why = why
+
+    def __str__(self) -> str:
+        because = f" ({self.why})" if self.why else ""
+        return (
+            f"{self.what} is not rehearsed on CPU cores{because}. A rehearsal has all collectives "
+            "of torch_xla and torch.distributed's xla backend, except xm.send, xm.recv and those "
+            "of SPMD. On a TPU nothing is replaced"
+        )
+
+
+def make_refusal(name: str, why: str) -> Callable[..., NoReturn]:
+    """A replacement for a collective that raises NotRehearsedError when called."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise NotRehearsedError(name, why)
+
+    refuse.__name__ = name
+    return refuse

@@ -1,0 +1,1 @@
+"""TorchTPU: `torch.device("tpu")`, on a TPU or rehearsed on the CPU."""

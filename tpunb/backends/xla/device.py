@@ -1,0 +1,181 @@
+"""Prepares, starts and finishes the XLA device of a rank, so that a plain loop finds it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tpunb.backends.xla import runtime, spmd, topology
+from tpunb.runs import heartbeat
+from tpunb.runs.spec import Device
+from tpunb.utils import addresses, env_vars
+
+FOREVER = 1e8
+"""Seconds: three years."""
+
+
+def prepare_device(
+    device: Device,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    spmd_cores: int | None,
+) -> None:
+    """Prepare the device before any of the user's code, without starting the XLA runtime.
+
+    On a TPU, set variables that give this process its own chip; on CPU, give several ranks
+    rehearsal collectives. `spmd_cores`: how many cores this process drives alone in SPMD mode: on a
+    TPU all chips that it sees, on CPU the number in CPU_NUM_DEVICES, which was set before.
+    """
+    if device == "TPU":
+        if local_world_size < world_size:
+            addresses.bind_gloo(os.environ)
+        if spmd_cores is None or (spmd_cores == 1 and world_size == 1):
+            take_chip(local_rank, local_world_size, world_size)
+        if spmd_cores is not None:  # `begin` may come after the first device
+            keep_compiled(local_rank, local_world_size)
+        return
+    from tpunb.backends.xla import tpu_answers
+
+    tpu_answers.answer_as_tpu(local_world_size)
+    spmd.prepare_spmd()
+    if world_size > 1:
+        from tpunb.backends.xla.rehearsal.install import install_rehearsal
+
+        # The supervisor, which knows where all ranks are, ends a run without activity. Waiting for
+        # a rank that is active may be intended, however long it takes.
+        install_rehearsal(rank, world_size, local_rank, local_world_size, FOREVER)
+        spmd.refuse_in_ranks()
+
+
+_worker: int | None = None
+"""The TPU worker number of this host, once it has been read."""
+
+
+def take_chip(local_rank: int, local_world_size: int, world_size: int) -> None:
+    """Set the variables of this process and its chip, as torch_xla's own launcher does.
+
+    If the slice's shape is unknown, raises what torch_xla raises: EnvironmentError, or
+    requests.RequestException if no metadata server answers.
+    """
+    import torch_xla.core.xla_env_vars as xenv
+    from torch_xla._internal import tpu
+
+    for name, value in topology.changes(os.environ).items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_RANK, str(local_rank))
+    os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_COUNT, str(local_world_size))
+    if world_size == 1:
+        tpu.configure_one_chip_topology()
+        return
+    global _worker
+    # Afterwards torch_xla may return the number of this process instead, from variables.
+    _worker = tpu.worker_id()
+    tpu.configure_topology(local_rank, local_world_size)
+
+
+def keep_compiled(local_rank: int, local_world_size: int) -> None:
+    """Keep compiled programs for later runs, if the run's environment names a folder for them.
+
+    Not on a CPU, whose programs cannot be read back (measured with torch_xla 2.9). Each rank has
+    its own folder, because ranks write at the same time. If the user has called
+    `xr.initialize_cache`, nothing changes.
+    """
+    from pathlib import Path
+
+    import torch_xla.runtime as xr
+    from torch_xla.version import __version__
+
+    folder = os.environ.get(env_vars.XLA_CACHE, "off")
+    if folder == "off" or "XLA_PERSISTENT_CACHE_PATH" in os.environ:
+        return
+    place = Path(folder, __version__, f"{local_rank}-of-{local_world_size}")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"tpunb: compiled programs are not kept: {place}: {error.strerror}", file=sys.stderr)
+        return
+    xr.initialize_cache(str(place))
+
+
+def start_device(
+    device: Device, world_size: int, local_rank: int, local_world_size: int, spmd_cores: int | None
+) -> None:
+    """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
+
+    Not earlier, because `xr.initialize_cache` in the prelude must come before it; and not at
+    all for SPMD, which the cell itself may switch on, before the first device.
+    """
+    if device == "TPU" and spmd_cores is not None:
+        heartbeat.watch_counters()
+    elif device == "TPU":
+        keep_compiled(local_rank, local_world_size)
+        if world_size == 1:
+            from torch_xla._internal import pjrt
+
+            pjrt.initialize_singleprocess()
+        else:
+            start_runtime_with_others()
+        heartbeat.watch_counters()
+
+
+def start_runtime_with_others() -> None:
+    """Start this process's TPU runtime as one of several, after `take_chip`.
+
+    The second half of torch_xla's pjrt.initialize_multiprocess, which would read the topology
+    again, from variables that describe this process by now (and on v7x have four dimensions, where
+    it expects three).
+    """
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    devices: list[Any] = xm.get_xla_supported_devices()  # names, which are accepted as well
+    xm.set_replication(torch_xla.device(), devices)
+    spmd.check_devices()
+
+
+@dataclass(frozen=True)
+class RankIdentity:
+    """The numbers of one rank, which need not follow from each other on a pod."""
+
+    host: int
+    """torch elastic's node rank."""
+    worker: int | None
+    """The TPU worker number of the host; None without a TPU, or if it is not used."""
+    local_rank: int
+    rank: int
+    """RANK."""
+    ordinal: int | None
+    """`xr.global_ordinal()`, which collectives count by; None before the runtime has started."""
+
+    def __str__(self) -> str:
+        """'host 1 (TPU worker 1), local rank 2, RANK 6, ordinal 5'."""
+        worker = "" if self.worker is None else f" (TPU worker {self.worker})"
+        ordinal = "" if self.ordinal is None else f", ordinal {self.ordinal}"
+        return f"host {self.host}{worker}, local rank {self.local_rank}, RANK {self.rank}{ordinal}"
+
+
+def identify_rank() -> RankIdentity:
+    """This rank's numbers, from torch elastic's variables and from torch_xla."""
+    ordinal = None
+    if runtime.is_running() and not spmd.is_on(os.environ):
+        import torch_xla.runtime as xr
+
+        ordinal = xr.global_ordinal()
+    numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
+    host, local_rank, rank = numbers
+    return RankIdentity(host, _worker, local_rank, rank, ordinal)
+
+
+def count_chips() -> int:
+    """TPU chips of this machine, as torch_xla counts them."""
+    from torch_xla._internal import tpu
+
+    chips: int = tpu.num_available_chips()
+    return chips

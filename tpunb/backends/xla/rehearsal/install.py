@@ -1,0 +1,297 @@
+"""Rehearsal: several ranks on CPU, for machines without a TPU.
+
+torch_xla has no collectives across processes on CPU. In a rehearsal each rank has an XLA client of
+its own with one device, and data that torch_xla would send over the TPU's interconnect goes through
+`transport`. Importing this module replaces nothing; on a TPU `install_rehearsal` is never called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.core.xla_env_vars as xenv
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch_xla.version import __version__
+
+from tpunb.backends.rehearsal import ranks
+from tpunb.backends.rehearsal.agent import Agent
+from tpunb.backends.rehearsal.call import RankCall
+from tpunb.backends.rehearsal.errors import is_of_torch_distributed, make_refusal
+from tpunb.backends.rehearsal.waiting import WaitTimes
+from tpunb.backends.rehearsal.wire import TIMEOUT, Wire
+from tpunb.backends.xla import private_names, runtime
+from tpunb.backends.xla.private_names import NAMES, OPS, XLAC
+from tpunb.backends.xla.rehearsal import divergence, dynamo, launches
+from tpunb.backends.xla.rehearsal.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    CollectivePermute,
+    ReduceScatter,
+)
+from tpunb.backends.xla.rehearsal.comparison import XlaComparison
+from tpunb.backends.xla.rehearsal.peers import Peers
+from tpunb.backends.xla.rehearsal.process_groups import (
+    ProcessGroupStores,
+    warn_of_bucket_views,
+    warn_of_pairs,
+)
+from tpunb.utils import addresses, memory
+from tpunb.utils.errors import SetupError
+
+_XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
+_library: torch.library.Library | None = None
+"""Kept alive, because its operators live only as long as it does."""
+_wire: Wire | None = None
+
+
+def install_rehearsal(
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    timeout: float = TIMEOUT,
+    times: WaitTimes | None = None,
+) -> None:
+    """Make this process rank `rank` of `world_size` for torch_xla, with rehearsed collectives.
+
+    Call it once per process, after the import of torch_xla, before the user's code and before
+    anything starts the XLA runtime. Reads MASTER_ADDR, MASTER_PORT and
+    TORCHELASTIC_RESTART_COUNT, which locate torch elastic's store; connects to it at the first
+    collective. `timeout`: seconds that a rank waits for the others in a collective.
+
+    Raises SetupError if the versions do not fit, or torch elastic serves no store.
+    """
+    _check_versions()
+    agent = Agent.from_environment(os.environ, rank, world_size, local_rank, local_world_size)
+    global _wire
+    _wire = wire = Wire(agent, timeout, times, XlaComparison())
+    # As pjrt.initialize_multiprocess sets them, for xr.local_ordinal() and similar functions.
+    os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
+    os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
+    vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
+    xr.global_runtime_device_count.cache_clear()
+    share_processors(os.environ, local_world_size)
+    if not agent.one_host:
+        addresses.bind_gloo(os.environ)
+    if not agent.one_host and world_size % local_world_size == 0:
+        ranks.name_hosts([str(host) for host in range(world_size // local_world_size)], world_size)
+
+    rehearsed = make_collectives(wire, world_size)
+    replaced = _identity(rank, world_size) | rehearsed.xlac | _refusals(XLAC)
+    replaced["_xla_memory_info"] = lambda device: memory_info(local_world_size)
+    for name, function in replaced.items():
+        setattr(_XLAC, name, dynamo.opaque_to_dynamo(function))
+    vars(xm).update(rehearsed.model)
+    dynamo.patch_dynamo_bridge()
+    ProcessGroupStores(wire, agent).install()
+    warn_of_bucket_views()
+    warn_of_pairs(world_size)
+    register_optimizer_step_post_hook(divergence.programs.note_optimizer_step)
+    register_optimizer_step_post_hook(launches.launches.note_optimizer_step)
+    launches.watch_launches()
+    runtime.wrap_step_marker(_note_sync)
+    _replace_operators(rehearsed.operators | _refusals(OPS))
+
+
+def _refusals(owner: str) -> dict[str, Callable[..., Any]]:
+    return {
+        n.name: make_refusal(n.name, n.why)
+        for n in NAMES
+        if n.kind == "refused" and n.owner == owner
+    }
+
+
+def _note_sync(marker: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(marker)
+    def mark_step(*args: Any, **options: Any) -> Any:
+        begun = launches.count_outputs()
+        result = marker(*args, **options)
+        launches.launches.note_sync(launches.count_outputs() - begun)
+        return result
+
+    return mark_step
+
+
+def leave_rehearsal() -> None:
+    """Announce that this rank has left the train cell: ranks that wait for it then fail."""
+    if _wire is not None:
+        _wire.leave()
+
+
+def name_departed(error: BaseException, world_size: int) -> None:
+    """Add to an error of torch.distributed which ranks have left the train cell."""
+    if _wire is None or not is_of_torch_distributed(error):
+        return
+    departed: list[int] = []
+    with contextlib.suppress(OSError):  # the cell has closed the board's descriptor
+        departed = _wire.departed(range(world_size))
+    if departed:
+        have = "have" if len(departed) > 1 else "has"
+        error.args = (
+            f"{error}\n{ranks.describe_ranks(departed)} {have} returned from the train cell: "
+            "does every rank make the same calls of torch.distributed?",
+        )
+
+
+def end_rehearsal() -> None:
+    """End the rehearsal. Call it after the exit handlers, which may call collectives, too.
+
+    Raises the first CollectiveError of this rank, even if the user's code has caught it.
+    """
+    if _wire is not None:
+        _wire.end()
+
+
+def _identity(rank: int, world_size: int) -> dict[str, Callable[..., Any]]:
+    """Functions that describe this process as one with one core of a TPU."""
+    devices = [f"CPU:{ordinal}" for ordinal in range(world_size)]
+    return {
+        "_xla_get_process_index": lambda: rank,
+        "_xla_get_num_processes": lambda: world_size,
+        "_xla_get_default_device_ordinal": lambda: rank,
+        "_xla_get_device_ordinal": lambda device: rank,
+        "_xla_get_replication_devices_count": lambda: world_size,
+        "_xla_get_replication_devices": lambda: list(devices),
+        "_xla_set_replication_devices": lambda devices: None,
+        "_xla_get_all_devices": lambda: list(devices),
+        "_xla_get_all_runtime_devices": lambda: list(devices),
+        "_xla_get_all_device_attributes": lambda: [{"name": name} for name in devices],
+        "_xla_num_global_devices": lambda: world_size,
+    }
+
+
+def _replace_operators(operators: dict[str, Callable[..., Any]]) -> None:
+    global _library
+    _library = torch.library.Library(OPS, "IMPL", "XLA")
+    with warnings.catch_warnings():
+        # The override is intended, but torch 2.8 lacks the parameter allow_override.
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for name, function in operators.items():
+            _library.impl(name, function)
+
+
+def _check_versions() -> None:
+    version = ".".join(__version__.split(".")[:2])
+    if version not in private_names.VERSIONS:
+        raise SetupError(
+            f"rehearsal on CPU cores needs torch_xla {' or '.join(private_names.VERSIONS)}, but "
+            f"{__version__} is installed. Install one of these, or use one core (--cores 1) or a "
+            "TPU"
+        )
+    missing = [n.name for n in NAMES if n.owner == XLAC and not hasattr(_XLAC, n.name)]
+    if missing:
+        raise SetupError(
+            f"torch_xla {__version__} lacks names that a rehearsal replaces: {', '.join(missing)}"
+        )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise SetupError(
+            "rehearsal ranks need torch elastic's store, which is not shared with this process "
+            "(TORCHELASTIC_USE_AGENT_STORE is not True): unset "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or start with plain "
+            "`torchrun --nproc-per-node=N`"
+        )
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The rehearsed collectives of one rank, by the names that they replace."""
+
+    xlac: dict[str, Callable[..., Any]]
+    """Attributes of torch_xla._XLAC."""
+    operators: dict[str, Callable[..., Any]]
+    """Operators of torch.ops._c10d_functional, for XLA tensors."""
+    model: dict[str, Callable[..., Any]]
+    """Attributes of torch_xla.core.xla_model."""
+
+
+def make_collectives(wire: Wire, world_size: int) -> Collectives:
+    peers = Peers(wire, world_size)
+    reduce, gather, scatter = AllReduce(peers), AllGather(peers), ReduceScatter(peers)
+    all_to_all = AllToAll(peers)
+    xlac: dict[str, Callable[..., Any]] = {
+        "_xla_all_reduce": reduce.new,
+        "_xla_all_reduce_inplace": reduce.in_place,
+        "_xla_all_gather": gather.new,
+        "_xla_all_gather_out": gather.out,
+        "_xla_all_gather_coalesced": gather.coalesced,
+        "_xla_all_gather_coalesced_out": gather.coalesced_out,
+        "_xla_reduce_scatter": scatter.new,
+        "_xla_reduce_scatter_out": scatter.out,
+        "_xla_reduce_scatter_coalesced": scatter.coalesced,
+        "_xla_reduce_scatter_coalesced_out": scatter.coalesced_out,
+        "_xla_all_to_all": all_to_all.new,
+        "_xla_collective_permute": CollectivePermute(peers).new,
+        "_set_all_reduce_token": peers.pin_layouts.set_token,
+    }
+    operators = dynamo.functional_operators(world_size, reduce, gather, scatter, all_to_all)
+    model: dict[str, Callable[..., Any]] = {
+        "_all_gather_using_all_reduce": gather.pinned,
+        "xla_rendezvous": Rendezvous(peers).meet,
+    }
+    return Collectives(xlac, operators, model)
+
+
+THREADS = ("PJRT_NPROC", "NPROC")
+"""XLA's CPU client reads these when it starts, in this order, and makes pools of that many
+threads, or of one thread per processor (torch_xla 2.8 and 2.9)."""
+
+
+def share_processors(env: MutableMapping[str, str], local_world_size: int) -> None:
+    """Limit XLA in this process to its share of the processors, unless the user has set a number.
+
+    torch's own operations read OMP_NUM_THREADS, as in torchrun's workers.
+    """
+    if not any(name in env for name in THREADS):
+        share = len(os.sched_getaffinity(0)) // local_world_size
+        env[THREADS[0]] = str(max(1, share))
+
+
+def memory_info(local_world_size: int) -> Mapping[str, int]:
+    """Bytes for xm.get_memory_info(): memory of this process, and its share of the machine's.
+
+    XLA's CPU client does not have these numbers (GetAllocatorStats is not supported).
+    """
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts kilobytes
+    return {
+        "bytes_used": used,
+        "bytes_limit": memory.total_memory() // local_world_size,
+        "peak_bytes_used": max(peak, used),
+    }
+
+
+class Rendezvous:
+    """Sends the payloads of all ranks to all ranks.
+
+    xm.rendezvous, xm.mesh_reduce and xm.do_on_ordinals are built on it.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+
+    @dynamo.opaque_to_dynamo
+    def meet(
+        self, payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
+    ) -> list[bytes]:
+        """`xm.xla_rendezvous`: run pending work, wait for all ranks, return their payloads."""
+        if ordinals and len(ordinals) != xr.global_device_count():
+            raise ValueError("Only global rendezvous is supported")
+        if not isinstance(payload, bytes):
+            raise TypeError(f"`payload` must be bytes, not {type(payload)}")
+        torch_xla.sync()
+        call = RankCall("rendezvous", label=repr(tag) if tag else "")
+        wire, world = self.peers.wire, self.peers.world
+        return wire.all_gather_bytes(payload, world, call)
