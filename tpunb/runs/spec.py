@@ -15,9 +15,9 @@ from tpunb.utils import records
 from tpunb.utils.text import name_ranks
 
 Role = Literal["header", "prelude", "parameters", "train"]
-Device = Literal["TPU", "CPU"]
+Device = Literal["TPU", "CPU", "GPU"]
 BackendName = Literal["xla", "torchtpu", "torch"]
-"""What ranks train with: torch_xla, TorchTPU (`torch.device("tpu")`), or plain torch.distributed."""
+"""What ranks train with: torch_xla, TorchTPU (`torch.device("tpu")`), or plain torch.distributed"""
 
 MOST_RANKS = 20_000
 """The most ranks of a run; the largest TPU slices have half as many chips."""
