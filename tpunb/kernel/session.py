@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
+from tpunb.backends.choice import Choice, Sign, choose, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
@@ -47,6 +48,7 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
+from tpunb.notebook.stack import stacks_named
 from tpunb.places import kinds, mirror
 from tpunb.places.local import LocalTarget
 from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
@@ -54,7 +56,7 @@ from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
-from tpunb.runs.spec import Device, RunState, Stop, StopOrigin
+from tpunb.runs.spec import BackendName, Device, RunState, Stop, StopOrigin
 from tpunb.utils import env_vars, files
 from tpunb.utils.errors import HandoffError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
@@ -80,6 +82,8 @@ class Defaults:
     """Ranks of runs without --cores; None: the machine's default."""
     notebook: str | None = None
     """The notebook's file; None: tpunb searches for it."""
+    backend: BackendName | None = None
+    """The backend of all runs; None: the one that the notebook's code is written for."""
 
 
 class LaunchInterrupt(KeyboardInterrupt):
@@ -167,17 +171,35 @@ class Session:
         """Choose the kernel's own XLA device; return a message about a change, or None."""
         return device.choose_device(wanted, set_by_user=self._user_chose_device())
 
-    def machine(self, requested: Mapping[str, str] | None = None) -> Machine:
-        """Return this machine, with the device that `--env` (`requested`) sets, if any.
+    def choose_backend(self, cell: str = "") -> Choice:
+        """Return the backend of the next run: that of `%tpu_setup --backend`, or of the code.
 
-        The metadata server is queried once; its answers do not change.
+        `cell`: code of the run besides the cells that were executed.
+        """
+        newest = {run.id or run.source: run for run in self.history.executions() if not run.failed}
+        sources = [*(run.source for run in newest.values()), cell]
+        numbers = [*(run.number for run in newest.values()), self.history.running()]
+        named = {
+            name: Sign(f"cell [{numbers[found.cell] or ' '}] has `{found.found}`", found.certain)
+            for name, found in stacks_named(sources).items()
+        }
+        return choose(self.defaults.backend, named, find_installed())
+
+    def machine(
+        self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
+    ) -> Machine:
+        """Return this machine as a backend sees it, by default that of the next run.
+
+        `requested`: variables of `--env`, which may set the device. The metadata server is queried
+        once; its answers do not change.
         """
         env = self.environ()
         if requested and "PJRT_DEVICE" in requested:
             env["PJRT_DEVICE"] = requested["PJRT_DEVICE"]
         if self._metadata is None:
             self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENCE)
-        return machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
+        here = machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
+        return here.with_backend(backend or self.choose_backend().backend)
 
     def _run_environment(
         self, here: Machine, requested: Mapping[str, str] | None = None
@@ -190,8 +212,10 @@ class Session:
     def setup(self, options: SetupOptions) -> None:
         """`%tpu_setup`: choose defaults, preload, show the environment, order a shutdown."""
         self._choose_defaults(options)
-        if not options.no_warm and not setup.missing_xla():
-            self.launcher.warm(self._run_environment(self.machine()))
+        here = self.machine()
+        choice = self.choose_backend()
+        if not options.no_warm and not choice.problem(on_tpu=here.device == "TPU"):
+            self.launcher.warm(self._run_environment(here))
             # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
             threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
         self._show_environment(options)
@@ -202,6 +226,9 @@ class Session:
             self._order_stop(vm, options.idle)
 
     def _choose_defaults(self, options: SetupOptions) -> None:
+        if options.backend is not None:
+            auto = options.backend == "auto"
+            self.defaults.backend = None if auto else cast(BackendName, options.backend)
         here = self.machine()
         if options.cores is not None:
             self.defaults.cores = choose_cores(
@@ -224,6 +251,7 @@ class Session:
     def _show_environment(self, options: SetupOptions) -> None:
         """Show a card, or everything as JSON. Raises an error if no run is possible."""
         here = self.machine()  # it has the metadata server's answers
+        choice = self.choose_backend()
         preload = ""
         if not options.no_warm:
             preload = setup.PRELOADED if self.launcher.is_warm else setup.PRELOADING
@@ -240,7 +268,7 @@ class Session:
             preloaded=lambda: self.launcher.is_warm,
         )
         if not options.no_warm:
-            setup.require_xla("training")
+            choice.require("training", on_tpu=here.device == "TPU")
 
     def _vm_to_stop(self, options: SetupOptions | TrainOptions, magic: str) -> TpuVm | None:
         """Return the machine if it must be stopped afterwards; raise an error if it cannot be."""
@@ -371,9 +399,10 @@ class Session:
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)
-        here = self.machine(dict(options.env))
+        choice = self.choose_backend(cell if isinstance(cell, str) else "")
+        here = self.machine(dict(options.env), choice.backend)
         if options.on is None:
-            target: Target = self._local_target(options, here)
+            target: Target = self._local_target(options, here, choice)
         else:
             target = self._find_place(options.on, options, interrupts or Interrupts(), front)
         vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
@@ -403,10 +432,10 @@ class Session:
             trial=bool(parameters),
         )
 
-    def _local_target(self, options: TrainOptions, here: Machine) -> LocalTarget:
+    def _local_target(self, options: TrainOptions, here: Machine, choice: Choice) -> LocalTarget:
         def get_ready() -> None:
             if not options.dry_run:
-                self._ready_machine(options, here)
+                self._ready_machine(options, here, choice)
                 # This imports torch_xla while the notebook is converted.
                 self.launcher.warm(self._run_environment(here, dict(options.env)))
 
@@ -436,11 +465,11 @@ class Session:
                 front.publish({"text/html": "", "text/plain": ""})
             raise
 
-    def _ready_machine(self, options: TrainOptions, here: Machine) -> None:
+    def _ready_machine(self, options: TrainOptions, here: Machine, choice: Choice) -> None:
         """Raise an error unless this machine is ready for a run; with `--cold`, end the preloaded
         process.
         """
-        setup.require_xla(options.caller)
+        choice.require(options.caller, on_tpu=here.device == "TPU")
         if here.device == "TPU":
             setup.require_free_tpu(self.environ())
         if options.cold:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tpunb.backends.xla import spmd, topology
 from tpunb.machine import tpu
 from tpunb.machine.machine import Machine
-from tpunb.runs.spec import THREAD_VARIABLES, Device
+from tpunb.runs.spec import THREAD_VARIABLES, BackendName, Device
 from tpunb.utils import env_vars, secrets
 
 _RANK_VARIABLES = tuple(
@@ -35,7 +35,10 @@ RETIRED = tuple(
 )
 """Variables of XRT and of TPU nodes, which torch_xla has not read since about 2.0."""
 
-_AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_")
+_AT_IMPORT = (
+    *("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_"),
+    *(env_vars.BACKEND, env_vars.DEVICE),
+)
 """Prefixes of variables that are read when the interpreter starts or torch is imported.
 
 Variables of XLA, PJRT and libtpu are not among them: they are read when a rank starts the runtime.
@@ -62,7 +65,7 @@ def environment_changes(
     `machine`: the machine of the run; without it, changes that depend on its TPU are left out.
     """
     changes = [
-        EnvChange("PJRT_DEVICE", device, "the device of the ranks"),
+        *_of_backend("xla" if machine is None else machine.backend, device),
         EnvChange("PYTHONUNBUFFERED", "1", "output of child processes appears at once"),
     ]
     of_one = _of_one_chip(env) if device == "TPU" else []
@@ -83,6 +86,13 @@ def environment_changes(
         changes += _on_a_tpu(left, machine)
     changes += _of_libraries(env)
     return [change for change in changes if env.get(change.name) != change.value]
+
+
+def _of_backend(backend: BackendName, device: Device) -> Iterator[EnvChange]:
+    if backend == "xla":
+        yield EnvChange("PJRT_DEVICE", device, "the device of the ranks")
+    yield EnvChange(env_vars.BACKEND, backend, "what the ranks train with")
+    yield EnvChange(env_vars.DEVICE, device, "the device of the ranks")
 
 
 def _of_one_chip(env: Mapping[str, str]) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpunb.machine import metadata, tpu
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.platform import find_platform
 from tpunb.machine.tpu import GENERATIONS, Generation
-from tpunb.runs.spec import Device
+from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import cpus, env_vars, memory
 
 REHEARSAL_CORES = 4
@@ -47,6 +47,16 @@ class Machine:
     """Whether the machine can be preempted at any time; None if unknown."""
     metadata: Metadata = field(default_factory=Metadata)
     """The metadata server's answers."""
+
+    backend: BackendName = "xla"
+    """The backend that `device` and the numbers of ranks are for; see `with_backend`."""
+
+    def with_backend(self, backend: BackendName) -> Machine:
+        """This machine as `backend` sees it: with the device on which its ranks run."""
+        if backend == self.backend:
+            return self
+        device: Device = "TPU" if backend == "torchtpu" and self.chips else "CPU"
+        return replace(self, backend=backend, device=device)
 
     @property
     def made(self) -> Generation | None:
