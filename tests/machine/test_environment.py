@@ -105,7 +105,7 @@ def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Pat
     with machine("v5e-8", tmp_path) as made:
         here = detect_machine(made.env, patience=patience_with(made))
         kept = environment.run_environment(made.env, "TPU", machine=here)
-        assert kept["TPUNB_XLA_CACHE"] == str(made.root / "root/.cache/tpunb/backends/xla/v5e")
+        assert kept["TPUNB_XLA_CACHE"] == str(made.root / "root/.cache/tpunb/xla/v5e")
         assert "TPUNB_XLA_CACHE" not in environment.run_environment(made.env, "CPU", machine=here)
         for name in ("TPUNB_XLA_CACHE", "XLA_PERSISTENT_CACHE_PATH"):
             own = environment.run_environment(made.env | {name: "/mine"}, "TPU", machine=here)
@@ -114,7 +114,7 @@ def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Pat
         elsewhere = environment.run_environment(
             made.env | {"XDG_CACHE_HOME": "/c"}, "TPU", machine=here
         )
-        assert elsewhere["TPUNB_XLA_CACHE"] == "/c/tpunb/backends/xla/v5e"
+        assert elsewhere["TPUNB_XLA_CACHE"] == "/c/tpunb/xla/v5e"
 
 
 @pytest.mark.usefixtures("starts_processes")
