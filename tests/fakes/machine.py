@@ -77,6 +77,9 @@ class FakeMachine:
             if files:
                 name = f"accel{number}" if generation in _OLD else f"vfio/{number}"
                 self.file(f"dev/{name}")
+            if generation not in _OLD:
+                chip = max((self.root / "sys/bus/pci/devices").iterdir())
+                (chip / "iommu_group").symlink_to(f"../../../kernel/iommu_groups/{number}")
         if files and generation not in _OLD:
             self.file("dev/vfio/vfio")
         return self

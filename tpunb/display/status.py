@@ -40,7 +40,15 @@ from tpunb.runs.events import (
     Stopping,
 )
 from tpunb.runs.result import STATE_STYLES, Failure, RunResult, count_collectives
-from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, StopCause, StopOrigin
+from tpunb.runs.spec import (
+    FailureKind,
+    PhaseKind,
+    RunSpec,
+    RunState,
+    StopCause,
+    StopOrigin,
+    name_device,
+)
 from tpunb.utils.terminal import Style, join, paint
 from tpunb.utils.text import duration, excerpt, fold
 
@@ -454,7 +462,7 @@ class RunStatus:
     def _device(self) -> str:
         if self._spec.spmd:
             return f"SPMD on {self._spec.cores()}"
-        return "TPU" if self._spec.device == "TPU" else "rehearsal on CPU"
+        return name_device(self._spec.device)
 
     def _newest(self) -> list[str]:
         """Return the newest step, and each metric's newest value."""

@@ -16,7 +16,7 @@ from tpunb.runs import directory, follow, state
 from tpunb.runs.chips import Chip, read_chips
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase, RankSnapshot, RanksStarted
-from tpunb.runs.spec import RunSpec, RunState
+from tpunb.runs.spec import Device, RunSpec, RunState, name_device
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import duration, size
 
@@ -34,7 +34,7 @@ class ActiveRun:
     phase: str
     """A description of what the run is doing."""
     world_size: int
-    device: str
+    device: Device
     place: str | None
     seconds: float
     """Time since the run was ordered."""
@@ -136,11 +136,10 @@ def describe_runs(active: Sequence[ActiveRun], runs: Path) -> str:
 
 def _lines(run: ActiveRun) -> list[str]:
     where = f" on {run.place}" if run.place else ""
-    device = "TPU" if run.device == "TPU" else "rehearsal on CPU"
     doing = run.phase if run.state is RunState.RUNNING and run.phase else str(run.state)
     living = [rank for rank in run.ranks if rank is not None]
     ranks = f"{run.world_size} rank{'s' if run.world_size != 1 else ''}"
-    head = f"{run.run} · {doing} · {ranks}{where} · {device}"
+    head = f"{run.run} · {doing} · {ranks}{where} · {name_device(run.device)}"
     parts = []
     if living:
         parts.append(f"step {max(rank.steps for rank in living):,}")

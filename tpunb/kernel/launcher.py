@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
     from tpunb.places.mirror import MirrorProcess
 
-DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None}
+DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None, "GPU": None}
 """Name of the lock of each kind of device that only one run of a user can use at a time."""
 
 

@@ -404,7 +404,7 @@ def describe_plan(request: RunRequest) -> str:
     """
     notebook, device = request.notebook, request.machine.device
     snapshot, script = notebook.snapshot, notebook.script
-    kind = "rehearsal cores on CPU" if device == "CPU" else "TPU cores"
+    kind = {"CPU": "rehearsal cores on CPU", "TPU": "TPU cores", "GPU": "GPUs"}[device]
     if request.target.hosts:
         kind = f"{kind} of {', '.join(request.target.hosts)} ({request.machine.kind})"
     lines = [

@@ -205,7 +205,9 @@ class Session:
         self, here: Machine, requested: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return the environment of a run on this machine, with the variables of `--env`."""
-        return environment.run_environment(self.environ(), here.device, requested, here)
+        return environment.run_environment(
+            self.environ(), here.device, requested, here, here.backend
+        )
 
     # %tpu_setup
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,19 @@ _CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
 _WITH_ONE_CHIP = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
 """Set by torch_xla together with a chip, in a kernel that used the TPU itself."""
 _KEPT = "torch_xla would keep it in every rank"
+_OF_XLA = ("PJRT_DEVICE", spmd.VARIABLE)
+_OF_HOST_PROCESS = (
+    "CLOUD_TPU_TASK_ID",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_PROCESS_PORT",
+    *_WITH_ONE_CHIP,
+)
+"""They describe one process for each host, as Kaggle, LeaderWorkerSet and KubeRay set them."""
+_TOPOLOGY = "TORCH_TPU_TOPOLOGY"
+LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", _TOPOLOGY, "TORCH_TPU_XPROF_SESSION_ID")
+"""Set by torch_tpu's `set_tpu_launch_env`, once for each run; they name ports that were free."""
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""With '0', `import torch` does not load the libraries that add a device (torch 2.5 and later)."""
 _METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
 """Read by libtpu; without it, all processes of a host would serve port 8431."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
@@ -43,7 +57,8 @@ _AT_IMPORT = (
 
 Variables of XLA, PJRT and libtpu are not among them: they are read when a rank starts the runtime.
 Importing torch_xla or scikit-learn in the kernel sets some (XLA_FLAGS, KMP_INIT_AT_FORK), which
-must not cost a warm fork server.
+must not cost a warm fork server. Neither are `LAUNCH_VARIABLES`, which torch_tpu 0.2 reads when a
+rank first uses the device.
 """
 
 
@@ -58,14 +73,18 @@ class EnvChange:
 
 
 def environment_changes(
-    env: Mapping[str, str], device: Device, machine: Machine | None = None
+    env: Mapping[str, str],
+    device: Device,
+    machine: Machine | None = None,
+    backend: BackendName = "xla",
 ) -> list[EnvChange]:
     """Changes that turn the kernel's environment into that of a run on this device.
 
     `machine`: the machine of the run; without it, changes that depend on its TPU are left out.
+    For TorchTPU on a TPU, `backends.torchtpu.launch` adds what differs from run to run.
     """
     changes = [
-        *_of_backend("xla" if machine is None else machine.backend, device),
+        *_of_backend(backend, device),
         EnvChange("PYTHONUNBUFFERED", "1", "output of child processes appears at once"),
     ]
     of_one = _of_one_chip(env) if device == "TPU" else []
@@ -76,14 +95,10 @@ def environment_changes(
         (of_one, "for a single process; every rank gets its own chip"),
     ):
         changes += [EnvChange(name, None, reason) for name in names if name in env]
-    left = {name: value for name, value in env.items() if name not in of_one}
-    if device == "TPU" or env.get("TPU_PROCESS_ADDRESSES") == "local":
-        changes += [
-            EnvChange(name, value, _KEPT if value is None else "the host's, for all of its ranks")
-            for name, value in topology.changes(left).items()
-        ]
-    if device == "TPU" and machine is not None:
-        changes += _on_a_tpu(left, machine)
+    if backend == "xla":
+        changes += _of_torch_xla(env, device, machine, of_one)
+    else:
+        changes += _without_torch_xla(env, device, machine, backend)
     changes += _of_libraries(env)
     return [change for change in changes if env.get(change.name) != change.value]
 
@@ -93,6 +108,36 @@ def _of_backend(backend: BackendName, device: Device) -> Iterator[EnvChange]:
         yield EnvChange("PJRT_DEVICE", device, "the device of the ranks")
     yield EnvChange(env_vars.BACKEND, backend, "what the ranks train with")
     yield EnvChange(env_vars.DEVICE, device, "the device of the ranks")
+
+
+def _of_torch_xla(
+    env: Mapping[str, str], device: Device, machine: Machine | None, of_one: list[str]
+) -> Iterator[EnvChange]:
+    left = {name: value for name, value in env.items() if name not in of_one}
+    if device == "TPU" or env.get("TPU_PROCESS_ADDRESSES") == "local":
+        for name, value in topology.changes(left).items():
+            yield EnvChange(
+                name, value, _KEPT if value is None else "the host's, for all its ranks"
+            )
+    if device == "TPU" and machine is not None:
+        yield from _on_a_tpu(left, machine)
+
+
+def _without_torch_xla(
+    env: Mapping[str, str], device: Device, machine: Machine | None, backend: BackendName
+) -> Iterator[EnvChange]:
+    # In a slice of several hosts, only a topology from outside describes all of it.
+    outside = _TOPOLOGY if machine is not None and machine.workers > 1 else None
+    of_launch = [name for name in LAUNCH_VARIABLES if name != outside]
+    for names, reason in (
+        (_OF_XLA, f"for torch_xla, which the backend {backend} does not use"),
+        (_OF_HOST_PROCESS, "for a single process on each host; a rank is a process"),
+        (of_launch, "of another launch; every run gets its own"),
+    ):
+        yield from (EnvChange(name, None, reason) for name in names if name in env)
+    if device != "TPU" and AUTOLOAD not in env and importlib.util.find_spec("torch_tpu"):
+        why = "torch_tpu would be loaded, which takes seconds and has no TPU here"
+        yield EnvChange(AUTOLOAD, "0", why)
 
 
 def _of_one_chip(env: Mapping[str, str]) -> list[str]:
@@ -169,10 +214,11 @@ def run_environment(
     device: Device,
     extra: Mapping[str, str] | None = None,
     machine: Machine | None = None,
+    backend: BackendName = "xla",
 ) -> dict[str, str]:
     """Return the environment of a run. `extra`: the user's variables (`--env`)."""
     made = dict(env)
-    for change in environment_changes(env, device, machine):
+    for change in environment_changes(env, device, machine, backend):
         if change.value is None:
             del made[change.name]
         else:
@@ -192,7 +238,11 @@ def fork_server_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that a warm fork server can no longer change."""
-    return {name: value for name, value in env.items() if name.startswith(_AT_IMPORT)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_AT_IMPORT) and name not in LAUNCH_VARIABLES
+    }
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:

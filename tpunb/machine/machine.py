@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpunb.machine import metadata, tpu
+from tpunb.machine import gpus, metadata, tpu
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.platform import find_platform
 from tpunb.machine.tpu import GENERATIONS, Generation
@@ -47,15 +47,26 @@ class Machine:
     """Whether the machine can be preempted at any time; None if unknown."""
     metadata: Metadata = field(default_factory=Metadata)
     """The metadata server's answers."""
-
     backend: BackendName = "xla"
     """The backend that `device` and the numbers of ranks are for; see `with_backend`."""
+    gpus: int = 0
+    """CUDA devices that processes may use, if the installed torch was built for CUDA."""
+    vfio_chips: int = 0
+    """See `tpu.count_vfio_chips`."""
+    pjrt_device: str = ""
+    """PJRT_DEVICE, which decides between TPU and CPU for the backend xla only; '' if not set."""
 
     def with_backend(self, backend: BackendName) -> Machine:
         """This machine as `backend` sees it: with the device on which its ranks run."""
         if backend == self.backend:
             return self
-        device: Device = "TPU" if backend == "torchtpu" and self.chips else "CPU"
+        device: Device = "CPU"
+        if backend == "torch" and self.gpus:
+            device = "GPU"
+        elif backend == "torchtpu" and self.vfio_chips:
+            device = "TPU"
+        elif backend == "xla":
+            device = _device_of_xla(self.pjrt_device, self.chips)
         return replace(self, backend=backend, device=device)
 
     @property
@@ -65,16 +76,37 @@ class Machine:
 
     @property
     def devices_per_chip(self) -> int:
-        """Devices that torch_xla finds in a process with one chip."""
+        """Devices that the backend finds in a process with one chip."""
+        if self.backend == "torchtpu":
+            return tpu.TORCH_TPU_DEVICES.get(self.generation, 1)
         if self.generation == tpu.V2_OR_V3:
             return 2
         return self.made.devices if self.made is not None else 1
 
     @property
+    def rank_counts(self) -> tuple[int, ...]:
+        """Numbers of ranks that the TPU of this host can have, in order; () if it is not used."""
+        if self.device != "TPU":
+            return ()
+        if self.backend == "torchtpu":
+            return self._torchtpu_counts[:1] if self.workers > 1 else self._torchtpu_counts
+        alone = self.devices_per_chip > 1 or self.workers > 1
+        return (1,) if alone or self.chips <= 1 else (1, self.chips)
+
+    @property
+    def _torchtpu_counts(self) -> tuple[int, ...]:
+        counts = tpu.TORCH_TPU_RANKS.get(self.generation, ())
+        return tuple(one for one in counts if one <= self.chips * self.devices_per_chip)
+
+    @property
     def default_cores(self) -> int:
         """Ranks of a run without `--cores`."""
+        if self.device == "GPU":
+            return self.gpus
         if self.device == "CPU":
             return REHEARSAL_CORES
+        if self.backend == "torchtpu":
+            return max(self._torchtpu_counts, default=1)
         return max(1, self.chips) if self.devices_per_chip == 1 else 1
 
     @property
@@ -86,23 +118,62 @@ class Machine:
         """Explain why this many ranks cannot run, and how many can; None if they can."""
         if cores < 1:
             return f"{cores} cores: at least 1 is needed"
-        if self.device == "TPU" and cores > 1 and self.devices_per_chip > 1:
-            return f"{cores} cores: {self.why_one_rank()}"
-        if self.device == "TPU" and cores > 1 and self.workers > 1:
-            return f"{cores} cores: {self.why_this_host_alone()}"
-        if self.device == "TPU" and cores not in (1, self.chips):
+        if (why := self.why_not_torchtpu()) is not None:
+            return f"{cores} cores: {why}"
+        problem = {"TPU": self._on_tpu, "GPU": self._on_gpus, "CPU": self._on_cpu}[self.device]
+        why = problem(cores)
+        return None if why is None else f"{cores} cores: {why}"
+
+    def _on_tpu(self, cores: int) -> str | None:
+        if cores in self.rank_counts:
+            return None
+        if self.backend == "xla" and self.devices_per_chip > 1:
+            return self.why_one_rank()
+        if self.workers > 1:
+            return self.why_this_host_alone()
+        if self.backend == "xla":
             return (
-                f"{cores} cores: this TPU has {self.chips} chips, and torch_xla runs on 1 "
-                f"or on all of them (--cores 1 or --cores all)"
+                f"this TPU has {self.chips} chips, and torch_xla runs on 1 "
+                "or on all of them (--cores 1 or --cores all)"
             )
-        if self.device == "CPU" and cores > self.most_rehearsal_cores:
-            free = self.memory / 2**30
-            return (
-                f"{cores} cores: at most {self.most_rehearsal_cores} rehearsal ranks fit into "
-                f"the {free:.0f} GiB of free memory (each needs at least "
-                f"{RANK_MEMORY / 2**30:.2f} GiB). A TPU host has 1, 4 or 8 cores."
-            )
-        return None
+        return (
+            f"torch_tpu starts {self.name_rank_counts()} ranks on this host, which has "
+            f"{self.chips} TPU {self.generation} chips (--cores all: {self.default_cores})"
+        )
+
+    def _on_gpus(self, cores: int) -> str | None:
+        if cores <= self.gpus:
+            return None
+        have = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return (
+            f"processes on this machine may use {have}, and each rank needs its own "
+            f"({gpus.VISIBLE} can leave some out). To run on the CPU, set {gpus.VISIBLE}=''"
+        )
+
+    def _on_cpu(self, cores: int) -> str | None:
+        if cores <= self.most_rehearsal_cores:
+            return None
+        return (
+            f"at most {self.most_rehearsal_cores} rehearsal ranks fit into "
+            f"the {self.memory / 2**30:.0f} GiB of free memory (each needs at least "
+            f"{RANK_MEMORY / 2**30:.2f} GiB). A TPU host has 1, 4 or 8 cores."
+        )
+
+    def name_rank_counts(self) -> str:
+        """'1, 4 or 8': the numbers of ranks that the TPU of this host can have."""
+        *first, last = map(str, self.rank_counts)
+        return f"{', '.join(first)} or {last}" if first else last
+
+    def why_not_torchtpu(self) -> str | None:
+        """Explain why TorchTPU has no support for this machine's TPU; None if it has."""
+        if self.backend != "torchtpu" or not self.chips:
+            return None
+        if self.generation in tpu.TORCH_TPU_RANKS:
+            return None
+        return (
+            f"TorchTPU does not support TPU {self.generation}, which torch_xla drives: use the "
+            "backend xla, with torch 2.9 and torch_xla 2.9"
+        )
 
     def why_one_rank(self) -> str:
         """Explain why a run on this generation of TPU can have one rank only."""
@@ -119,7 +190,7 @@ class Machine:
         return (
             f"this is host {self.worker} of the {self.workers} of a {self.accelerator_type}. Its "
             "chips start only together with those of the other hosts, and tpunb starts ranks on "
-            "this host only. Use --cores 1 (one chip), or a slice of one host"
+            f"this host only. Use --cores {self.rank_counts[0]} (one chip), or a slice of one host"
         )
 
 
@@ -134,7 +205,8 @@ def detect_machine(
     """Detect this machine's platform, device and cores. `env`: the environment of the session.
 
     If the user has set PJRT_DEVICE, it decides between TPU and CPU. A metadata server, where one
-    is possible, is waited for `patience` seconds.
+    is possible, is waited for `patience` seconds. The machine is that of the backend xla;
+    `with_backend` has those of the others.
     """
     root = root_of(env) if root is None else root
     return machine_from_metadata(env, root, metadata.read_all(env, root, patience))
@@ -143,7 +215,6 @@ def detect_machine(
 def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata) -> Machine:
     count, generation = tpu.count_chips(root)
     wanted = env.get("PJRT_DEVICE", "")
-    device: Device = "TPU" if wanted == "TPU" or (count and wanted != "CPU") else "CPU"
     named = _accelerator_type(env, answers, generation)
     if (parsed := tpu.parse_accelerator_type(named)) is not None and count:
         generation = parsed[0].name  # the bus cannot distinguish v2 from v3
@@ -153,7 +224,7 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
     spot = answers.values.get("preemptible")
     return Machine(
         platform=platform.name,
-        device=device,
+        device=_device_of_xla(wanted, count),
         chips=count,
         generation=generation,
         processors=len(cpus.allowed_cpus()),
@@ -165,7 +236,14 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
         worker=int(number) if number.isdecimal() else 0,
         spot=None if spot is None else spot.upper() == "TRUE",
         metadata=answers,
+        gpus=gpus.count_gpus(env, root) if gpus.has_cuda() else 0,
+        vfio_chips=tpu.count_vfio_chips(root),
+        pjrt_device=wanted,
     )
+
+
+def _device_of_xla(wanted: str, chips: int) -> Device:
+    return "TPU" if wanted == "TPU" or (chips and wanted != "CPU") else "CPU"
 
 
 def _accelerator_type(env: Mapping[str, str], answers: Metadata, generation: str) -> str:

@@ -47,6 +47,19 @@ GENERATIONS = {
         Generation("v7x", "tpu7x", counts=2, cores=2, devices=1, hbm=192, teraflops=2307),
     )
 }
+TORCH_TPU_RANKS = {
+    "v4": (1, 2, 4, 8),
+    "v5e": (1, 4, 8),
+    "v5p": (1, 2, 4, 8),
+    "v6e": (1, 4, 8),
+    "v7x": (2, 4, 8),
+}
+"""Numbers of ranks that torch_tpu can start on one host; it knows no other generations.
+
+A rank has one device, of which a v7x chip has two (torch_tpu 0.2.0, _internal/utils/hardware.py).
+"""
+TORCH_TPU_DEVICES = {"v7x": 2}
+"""Devices of a chip, if not one (the same source)."""
 V2_OR_V3 = "v2 or v3"
 """The generation of PCI device id 0x0027, which both share."""
 # PCI device ids: torch_xla 2.9 (_internal/tpu.py) and tpu-info. v2 and v3 share one.
@@ -67,7 +80,13 @@ _LABEL = re.compile(r"(?:tpu-)?(v\d+(?:-lite|[a-z])?)-(?:pod)?(?:slice|device)|(
 
 def count_chips(root: Path) -> tuple[int, str]:
     """Number and generation of the TPU chips on the PCI bus. Reading its files opens no chip."""
-    generations = []
+    generations = list(_chips(root).values())
+    return len(generations), generations[0] if generations else ""
+
+
+def _chips(root: Path) -> dict[Path, str]:
+    """The folder of each chip below /sys, and its generation."""
+    found = {}
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:
             vendor = (device / "vendor").read_text().strip()
@@ -75,8 +94,19 @@ def count_chips(root: Path) -> tuple[int, str]:
         except OSError:  # a device may vanish, or be unreadable in a container
             continue
         if vendor == GOOGLE and number in _IDS:
-            generations.append(_IDS[number])
-    return len(generations), generations[0] if generations else ""
+            found[device] = _IDS[number]
+    return found
+
+
+def count_vfio_chips(root: Path) -> int:
+    """Number of chips that torch_tpu counts: those on the bus whose IOMMU group is in /dev/vfio.
+
+    Without one, it registers no device. Chips of the images with /dev/accelN are not among them.
+    """
+    known = [device for device, name in _chips(root).items() if name in TORCH_TPU_RANKS]
+    links = [device / "iommu_group" for device in known]
+    groups = [link.readlink().name for link in links if link.is_symlink()]
+    return sum((root / "dev/vfio" / group).exists() for group in groups)
 
 
 def device_files(root: Path) -> list[Path]:

@@ -361,7 +361,7 @@ class RunResult(Printable):
     world_size: int
     """The number of ranks, over all hosts."""
     device: Device
-    """'TPU', or 'CPU' for a rehearsal."""
+    """'TPU', 'GPU', or 'CPU' for a rehearsal."""
     started: float
     """The start of the run, in seconds since the epoch."""
     ended: float

@@ -16,6 +16,7 @@ from tpunb.utils.text import name_ranks
 
 Role = Literal["header", "prelude", "parameters", "train"]
 Device = Literal["TPU", "CPU", "GPU"]
+"""What ranks compute on; 'CPU' for a rehearsal, which stands in for a TPU."""
 BackendName = Literal["xla", "torchtpu", "torch"]
 """What ranks train with: torch_xla, TorchTPU (`torch.device("tpu")`), or plain torch.distributed"""
 
@@ -342,7 +343,12 @@ class RunSpec:
 
 
 def count_cores(cores: int, device: Device, hosts: int = 0) -> str:
-    """Return '4 rehearsal cores', '1 TPU core', '16 TPU cores on 4 hosts'."""
-    kind = "rehearsal" if device == "CPU" else "TPU"
+    """Return '4 rehearsal cores', '1 TPU core', '2 GPUs', '16 TPU cores on 4 hosts'."""
+    kind = {"CPU": "rehearsal core", "TPU": "TPU core", "GPU": "GPU"}[device]
     on = f" on {hosts} hosts" if hosts > 1 else ""
-    return f"{cores} {kind} core{'s' if cores != 1 else ''}{on}"
+    return f"{cores} {kind}{'s' if cores != 1 else ''}{on}"
+
+
+def name_device(device: Device) -> str:
+    """Return 'TPU', 'GPU', or 'rehearsal on CPU'."""
+    return "rehearsal on CPU" if device == "CPU" else device
