@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from tpunb.backends import launchers
-from tpunb.backends.rehearsal import call, ranks, stats
+from tpunb.backends.rehearsal import call, install, ranks, stats
 from tpunb.backends.xla import counters, device, loaders, runtime, spmd
-from tpunb.backends.xla.rehearsal import install
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
