@@ -78,11 +78,5 @@ class Backend(Protocol):
         """The counts for the heartbeat."""
         ...
 
-    def explain(self, error: BaseException, world_size: int) -> None:
-        """Add to an error of the train cell what the other ranks have done."""
-
     def finish(self) -> None:
-        """After the train cell: announce that this rank has left it, and end pending work."""
-
-    def end(self) -> None:
-        """After the exit handlers. Raises the first error that the user's code has caught."""
+        """After the train cell: end the device's pending work."""

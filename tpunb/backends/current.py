@@ -13,6 +13,7 @@ from tpunb.utils import env_vars
 
 MODULES: dict[BackendName, str] = {
     "xla": "tpunb.backends.xla.backend",
+    "torchtpu": "tpunb.backends.torchtpu.backend",
     "torch": "tpunb.backends.torch.backend",
 }
 """The module of each backend; its `backend` is the `Backend`."""

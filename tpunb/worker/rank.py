@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
-from tpunb.backends.rehearsal import call, ranks, stats
+from tpunb.backends.rehearsal import call, install, ranks, stats
 from tpunb.backends.xla import counters, spmd
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
@@ -99,7 +99,7 @@ def main(task: Assignment, reports: MessageWriter) -> NoReturn:
         script_end.exit_like_an_interpreter()
         if code == 0:
             try:
-                current.backend().end()
+                install.end_rehearsal()
             except Exception as error:
                 code = 1
                 _report_error(error, task)
@@ -187,7 +187,7 @@ def _work(task: Assignment) -> int:
         _report_error(error, task)
         return 130
     except BaseException as error:
-        current.backend().explain(error, task.spec.world_size)
+        install.name_departed(error, task.spec.world_size)
         _report_error(error, task)
         return 1
 
@@ -255,6 +255,7 @@ def _report_error_of_fork(error: BaseException, task: Assignment) -> None:
 
 def _finish(task: Assignment) -> None:
     """After a train cell that ended well: write metrics, and the values for the kernel."""
+    install.leave_rehearsal()
     current.backend().finish()
     stepped_models.save(task.run.models(task.attempt, task.rank))
     if task.spec.spmd and (unused := spmd.unused_warning()):

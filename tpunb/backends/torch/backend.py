@@ -8,6 +8,7 @@ from typing import Any
 
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.rehearsal import install
 from tpunb.backends.torch.steps import steps
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
@@ -18,7 +19,10 @@ class TorchBackend:
     """torch.distributed alone. See `Backend` for the methods."""
 
     name: BackendName = "torch"
-    modules: tuple[str, ...] = ("torch", "torch.distributed", "torch.optim")
+    modules: tuple[str, ...] = (
+        *("torch", "torch.distributed", "torch.optim"),
+        "tpunb.backends.rehearsal.install",
+    )
     has_programs = False
 
     def warm(self, device: Device) -> None:
@@ -30,11 +34,22 @@ class TorchBackend:
         return "uses a GPU" if torch.cuda.is_initialized() else None
 
     def prepare(self, setup: RankSetup) -> None:
-        """Count steps and waits. Each rank sees all GPUs, and takes that of its LOCAL_RANK."""
+        """On the CPU, have ranks compare their collectives. Count steps and waits.
+
+        Each rank sees all GPUs, and takes that of its LOCAL_RANK.
+        """
         if setup.local_world_size < setup.world_size:
             addresses.bind_gloo(os.environ)
+        if setup.device == "CPU" and setup.world_size > 1:
+            self.rehearse(setup)
         steps.watch()
         loader_waits.count_waits()
+
+    def rehearse(self, setup: RankSetup) -> None:
+        """Install what only several ranks on the CPU have."""
+        install.install_rehearsal(
+            setup.rank, setup.world_size, setup.local_rank, setup.local_world_size
+        )
 
     def start(self, setup: RankSetup) -> None:
         """Choose this rank's GPU for code that says "cuda" without a number."""
@@ -55,17 +70,11 @@ class TorchBackend:
         """Optimizer steps and compilations."""
         return steps.counts()
 
-    def explain(self, error: BaseException, world_size: int) -> None:
-        """Do nothing: no rank announces that it has left."""
-
     def finish(self) -> None:
         """Wait for the GPU's pending work."""
         torch: Any = sys.modules["torch"]
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 backend = TorchBackend()

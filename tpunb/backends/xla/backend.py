@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.xla import counters, device, loaders, runtime
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
-
-_INSTALL = "tpunb.backends.xla.rehearsal.install"
 
 
 class XlaBackend:
@@ -24,7 +20,7 @@ class XlaBackend:
         "torch_xla.distributed.parallel_loader",
         "torch_xla.distributed.xla_multiprocessing",
         "torch_xla.runtime",
-        _INSTALL,
+        "tpunb.backends.xla.rehearsal.install",
     )
     has_programs = True
 
@@ -60,19 +56,10 @@ class XlaBackend:
         """torch_xla's counters."""
         return counters.heartbeat_counts()
 
-    def explain(self, error: BaseException, world_size: int) -> None:
-        """Name the ranks that have left the train cell."""
-        importlib.import_module(_INSTALL).name_departed(error, world_size)
-
     def finish(self) -> None:
         """On a TPU a pending program may hold a collective that needs all ranks."""
-        importlib.import_module(_INSTALL).leave_rehearsal()
         if (torch_xla := runtime.running_module()) is not None:
             torch_xla.sync(wait=True)
-
-    def end(self) -> None:
-        """End the rehearsal."""
-        importlib.import_module(_INSTALL).end_rehearsal()
 
 
 backend = XlaBackend()

@@ -11,9 +11,6 @@ from tpunb.backends.xla import runtime, spmd, topology
 from tpunb.runs import heartbeat
 from tpunb.utils import addresses, env_vars
 
-FOREVER = 1e8
-"""Seconds: three years."""
-
 
 def prepare_device(setup: RankSetup) -> None:
     """Prepare the device before any of the user's code, without starting the XLA runtime.
@@ -36,6 +33,7 @@ def prepare_device(setup: RankSetup) -> None:
     tpu_answers.answer_as_tpu(local_world_size)
     spmd.prepare_spmd()
     if world_size > 1:
+        from tpunb.backends.rehearsal.install import FOREVER
         from tpunb.backends.xla.rehearsal.install import install_rehearsal
 
         # The supervisor, which knows where all ranks are, ends a run without activity. Waiting for

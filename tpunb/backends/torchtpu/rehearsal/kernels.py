@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tpunb.backends.torchtpu.rehearsal import seeds
-from tpunb.backends.torchtpu.rehearsal.aliases import bare_cpu, bare_tpu, on_tpu, to_cpu, to_tpu
+from tpunb.backends.torchtpu.rehearsal.aliases import bare_cpu, bare_tpu, to_cpu, to_tpu
 from tpunb.backends.torchtpu.rehearsal.plans import (
     KEY,
     Kernel,
