@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
 from tpunb.backends.choice import Choice, Sign, choose, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
@@ -58,7 +58,7 @@ from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
 from tpunb.runs.spec import BackendName, Device, RunState, Stop, StopOrigin
 from tpunb.utils import env_vars, files
-from tpunb.utils.errors import HandoffError, TpunbError
+from tpunb.utils.errors import HandoffError, SetupError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
 
 if TYPE_CHECKING:
@@ -115,13 +115,16 @@ class Session:
         earlier = [run.source for run in self.history.executions()]
         self.changes = Changes(shell.user_ns, earlier[:-1])
         device.note_running()
-        if tpu.count_chips(machine.root_of(os.environ))[0] and (change := self.choose_device()):
+        chips, _ = tpu.count_chips(machine.root_of(os.environ))
+        if chips and find_installed().torch_xla and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
         self.auto_stop = AutoStop()
         self._ahead = False
+        self._has_tpu_device = False
         self._rank_names = RankNames()
         self._hooks: tuple[tuple[str, Any], ...] = (
             ("pre_run_cell", self.auto_stop.begin_cell),
+            ("pre_run_cell", self._prepare_device),
             ("post_run_cell", self._note_changes),
             ("post_run_cell", device.note_cell),
             ("post_run_cell", self.auto_stop.end_cell),
@@ -146,6 +149,20 @@ class Session:
             number = self.shell.displayhook.prompt_count
             self.changes.cell_ended(info.raw_cell, number, failed=not result.success)
 
+    def _prepare_device(self, info: ExecutionInfo) -> None:
+        """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
+        text = str(info.raw_cell or "")
+        if self._has_tpu_device or "tpu" not in text or "tpu_train" in cell_magics(text):
+            return
+        choice = self.choose_backend(text)
+        if choice.backend != "torchtpu" or choice.problem(on_tpu=False) is not None:
+            return
+        self._has_tpu_device = True
+        try:
+            device.rehearse_tpu()
+        except SetupError as error:
+            print(f"tpunb: {error}", file=sys.stderr)
+
     def _bind(self, values: Mapping[str, object], run: RunDir) -> None:
         """Assign what a run has brought to the notebook's variables."""
         self.shell.user_ns.update(values)
@@ -158,6 +175,8 @@ class Session:
         env = dict(os.environ)
         if not self._user_chose_device() or device.cell_asks_for_missing_tpu():
             env.pop("PJRT_DEVICE", None)
+        for name in device.variables_set_here():
+            env.pop(name, None)
         if debug.switched_spmd_on():
             env.pop(VARIABLE, None)
         if not tensorboard.SET_BEFORE:  # a thread may be importing tensorboardX now
@@ -238,6 +257,7 @@ class Session:
             )
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
+        self._has_tpu_device |= options.kernel_device == "TPU"
         change = self.choose_device(options.kernel_device)
         if change and options.kernel and not options.json:
             print(change)

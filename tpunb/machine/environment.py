@@ -83,10 +83,9 @@ def environment_changes(
     `machine`: the machine of the run; without it, changes that depend on its TPU are left out.
     For TorchTPU on a TPU, `backends.torchtpu.launch` adds what differs from run to run.
     """
-    changes = [
-        *_of_backend(backend, device),
-        EnvChange("PYTHONUNBUFFERED", "1", "output of child processes appears at once"),
-    ]
+    changes = [EnvChange("PYTHONUNBUFFERED", "1", "output of child processes appears at once")]
+    if backend == "xla":
+        changes.insert(0, EnvChange("PJRT_DEVICE", device, "the device of the ranks"))
     of_one = _of_one_chip(env) if device == "TPU" else []
     for names, reason in (
         (_RANK_VARIABLES, "set by another launcher; every rank gets its own"),
@@ -101,13 +100,6 @@ def environment_changes(
         changes += _without_torch_xla(env, device, machine, backend)
     changes += _of_libraries(env)
     return [change for change in changes if env.get(change.name) != change.value]
-
-
-def _of_backend(backend: BackendName, device: Device) -> Iterator[EnvChange]:
-    if backend == "xla":
-        yield EnvChange("PJRT_DEVICE", device, "the device of the ranks")
-    yield EnvChange(env_vars.BACKEND, backend, "what the ranks train with")
-    yield EnvChange(env_vars.DEVICE, device, "the device of the ranks")
 
 
 def _of_torch_xla(
@@ -223,6 +215,8 @@ def run_environment(
             del made[change.name]
         else:
             made[change.name] = change.value
+    if backend != "xla":
+        made |= {env_vars.BACKEND: backend, env_vars.DEVICE: device}
     made.update(extra or {})
     return made
 

@@ -21,6 +21,7 @@ class TorchBackend:
     name: BackendName = "torch"
     modules: tuple[str, ...] = (
         *("torch", "torch.distributed", "torch.optim"),
+        "torch._dynamo",  # the first optimizer imports it, which takes 2 s
         "tpunb.backends.rehearsal.install",
     )
     has_programs = False
