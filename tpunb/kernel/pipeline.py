@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
+from tpunb.backends.choice import LABELS, Choice
 from tpunb.kernel.changes import Changes, PreludeCell
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
@@ -228,6 +229,8 @@ class RunRequest:
     """The machine that `--stop-when-done` stops."""
     notes_shown: frozenset[str] = frozenset()
     """Notes on the notebook that earlier runs have shown, and that need not be repeated."""
+    choice: Choice | None = None
+    """The backend, and why; None if it was shown with an earlier run, or needs no note."""
     lint_shown: bool = False
     """True if the previous run has shown the same findings of lint."""
     resumed_from: str | None = None
@@ -273,6 +276,8 @@ class RunRequest:
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
+        if self.choice is not None:
+            yield str(self.choice)
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
         yield from self.notebook.taken.lines()
         yield from map(str, self.notebook.script.missing_changes)
@@ -415,6 +420,7 @@ def describe_plan(request: RunRequest) -> str:
         f"prelude: {_cell_numbers(script, 'prelude')}; train cell: "
         f"{_cell_numbers(script, 'train')}",
         f"{request.cores} {kind}; {_processes(request)}",
+        f"backend: {LABELS[request.machine.backend]}",
     ]
     if left_out := [*_cells_left_out(snapshot), *_pieces_left_out(script)]:
         lines += ["left out:", *left_out]

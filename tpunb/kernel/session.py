@@ -111,6 +111,7 @@ class Session:
         self.defaults = Defaults()
         self._metadata: Metadata | None = None
         self._lint_told: object = None
+        self._backend_told: BackendName = "xla"
         self._notes_told: set[str] = set()
         earlier = [run.source for run in self.history.executions()]
         self.changes = Changes(shell.user_ns, earlier[:-1])
@@ -449,6 +450,7 @@ class Session:
             request,
             vm=vm,
             notes_shown=frozenset(self._notes_told),
+            choice=None if choice.backend in ("xla", self._backend_told) else choice,
             lint_shown=_without_places(request.notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
             trial=bool(parameters),
@@ -512,6 +514,7 @@ class Session:
         cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=trials)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
+        self._backend_told = request.machine.backend
         snapshot = request.notebook.snapshot
         if snapshot.path is None:  # the notes of the next run would be the same
             self._notes_told.update(snapshot.notes)
