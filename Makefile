@@ -1,8 +1,10 @@
 # Every target sets up .venv by itself: it needs Python 3.10 or later with pip, make and git.
 #
 #   make demo    run the quickstart notebook on this machine's TPU, or on 4 rehearsal cores
+#                (BACKEND=torchtpu: that of TorchTPU)
 #   make test    the tests that start no process, and a scenario for each line of the README
 #                (ARGS="-k name": all that match; CI=true: all scenarios)
+#   make test-torchtpu  the tests that need TorchTPU's torch (CI=true make test: these, too)
 #   make test-long  what repeats, trains or needs a browser
 #   make check   lint, format, types, import layers, words
 #   make bench   the benchmarks
@@ -21,17 +23,24 @@ WORKERS := --numprocesses $(if $(filter true,$(CI)),4,2)
 # import torch_xla.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long check bench docs picture matrix
+.PHONY: demo test test-torchtpu test-long check bench docs picture matrix
 .DELETE_ON_ERROR:
 
-demo: .venv/.ready
-	mkdir -p out
-	.venv/bin/tpunb run notebooks/00_quickstart.ipynb out/00_quickstart.ipynb
-	.venv/bin/jupyter nbconvert --to html --log-level WARN out/00_quickstart.ipynb
-	@.venv/bin/python -c "$$LAST_LINE" out/00_quickstart.ipynb
+# BACKEND=torchtpu: the same with TorchTPU, in an environment of its own.
+DEMO := $(if $(filter torchtpu,$(BACKEND)),torchtpu/)00_quickstart
+DEMO_VENV := .venv$(if $(filter torchtpu,$(BACKEND)),-torchtpu)
 
-test: .venv/.ready
+demo: $(DEMO_VENV)/.ready
+	mkdir -p $(dir out/$(DEMO))
+	$(DEMO_VENV)/bin/tpunb run notebooks/$(DEMO).ipynb out/$(DEMO).ipynb
+	$(DEMO_VENV)/bin/jupyter nbconvert --to html --log-level WARN out/$(DEMO).ipynb
+	@$(DEMO_VENV)/bin/python -c "$$LAST_LINE" out/$(DEMO).ipynb
+
+test: .venv/.ready $(if $(filter true,$(CI)),test-torchtpu)
 	.venv/bin/pytest $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-torchtpu: .venv-torchtpu/.ready
+	.venv-torchtpu/bin/pytest $(WORKERS) --dist loadgroup tests/backends/torchtpu $(ARGS)
 
 test-long: .venv/.ready
 	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/long $(ARGS)

@@ -54,6 +54,34 @@ def test_in_a_rank_the_function_gets_its_index_once(ranks: Ranks) -> None:
     assert [end.output for end in ended] == ["nprocs=8 is ignored: 2 ranks run\n", ""]
 
 
+def spawned() -> list[object]:
+    rank, world = rehearse()
+    # As a prelude does, before the rank redirects launchers.
+    import torch.multiprocessing as mp
+    from torch.multiprocessing import spawn
+
+    from tpunb.backends import launchers
+
+    launchers.redirect_launchers(rank)
+    calls: list[object] = []
+
+    def fn(index: int, *args: object) -> None:
+        calls.append((index, os.getpid(), args))
+
+    assert mp.spawn(fn, args=(1,), nprocs=world, join=True) is None
+    context = spawn(fn, (2,), world, join=False)
+    assert context is not None
+    assert context.join()
+    with pytest.raises(ValueError, match=r"spawn\(nprocs=8\) in a run with 2 ranks: .*--cores 8"):
+        mp.spawn(fn, nprocs=8)
+    assert calls == [(rank, os.getpid(), (1,)), (rank, os.getpid(), (2,))]
+    return calls
+
+
+def test_torch_s_spawn_calls_its_function_in_the_rank(ranks: Ranks) -> None:
+    assert [end.error for end in ranks.run(spawned, 2)] == ["", ""]
+
+
 def accelerated() -> list[object]:
     rank, _ = rehearse()
     # As a prelude does: accelerate is imported before the rank redirects launchers.

@@ -1,4 +1,4 @@
-"""Rehearsal ranks for tests, forked from a process that has imported torch_xla.
+"""Rehearsal ranks for tests, forked from a process that has imported torch, and torch_xla if any.
 
 `python -m tests.drivers.ranks` is that process. It serves torch elastic's store, as an agent
 does, and for each line of JSON on its input forks ranks that call a function of a test module.
@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import importlib.util
 import json
 import os
 import pickle
@@ -122,9 +123,11 @@ def warm(folder: Path, python: Path | str = sys.executable) -> Iterator[Ranks]:
 
 def _serve() -> None:
     import torch.distributed as dist
-    import torch_xla.core.xla_model
-    import torch_xla.distributed.parallel_loader
-    import torch_xla.distributed.xla_multiprocessing  # noqa: F401
+
+    if importlib.util.find_spec("torch_xla") is not None:
+        import torch_xla.core.xla_model
+        import torch_xla.distributed.parallel_loader
+        import torch_xla.distributed.xla_multiprocessing  # noqa: F401
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for number, line in enumerate(sys.stdin):
@@ -246,14 +249,14 @@ def _rank(function: Any, rank: int, folder: Path, args: list[Any]) -> None:
         os._exit(code)
 
 
-def rehearse(**options: Any) -> tuple[int, int]:
-    """In a rank: install the rehearsal as a run does; return rank and world size."""
-    from tpunb.backends.xla.rehearsal.install import install_rehearsal
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
-    rank, world, local, locals_ = (
-        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    )
-    install_rehearsal(rank, world, local, locals_, **options)
+
+def rehearse(package: str = "tpunb.backends.xla.rehearsal", **options: Any) -> tuple[int, int]:
+    """In a rank: install the rehearsal of a backend as a run does; return rank and world size."""
+    install = importlib.import_module(f"{package}.install")
+    rank, world, local, locals_ = (int(os.environ[name]) for name in NUMBERS)
+    install.install_rehearsal(rank, world, local, locals_, **options)
     return rank, world
 
 

@@ -19,7 +19,7 @@ from IPython.core.magic import Magics
 import tpunb
 from tests.kernel.test_pipeline import SMALL, notebook
 from tpunb.errors import RankFailedError, TpunbError
-from tpunb.kernel import device, options, pipeline, session, setup
+from tpunb.kernel import device, options, pipeline, session
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.pipeline import RunRequest
@@ -92,7 +92,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Session]
     monkeypatch.delenv("PJRT_DEVICE")
     monkeypatch.setattr(device, "choose_device", lambda wanted, set_by_user: None)
     monkeypatch.setattr(last_run, "result", None)
-    monkeypatch.setattr(setup, "missing_xla", list)
     monkeypatch.setattr(session, "Launcher", FakeLauncher)
     monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: notebook(SMALL))
     monkeypatch.setattr(session.panel, "show_run", lambda run, view: (None for _ in run.events()))

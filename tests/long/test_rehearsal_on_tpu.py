@@ -66,7 +66,9 @@ def main(device: str) -> dict[str, Any]:
         torch_xla.device = lambda *args: "xla:0"  # type: ignore[assignment]
         vars(torch_xla)["_XLAC"]._xla_num_devices = lambda: 1
     before = names()
-    from tpunb import worker, xla
+    from tpunb import worker
+    from tpunb.backends import xla
+    from tpunb.backends.base import RankSetup
     from tpunb.backends.xla import device as asked
 
     everything = [
@@ -77,8 +79,9 @@ def main(device: str) -> dict[str, Any]:
     if device == "TPU":
         for name in everything:
             importlib.import_module(name)
-    asked.prepare_device(device, 1, 4, 1, 4, None)  # type: ignore[arg-type]
-    asked.start_device(device, 4, 1, 4, None)  # type: ignore[arg-type]
+    setup = RankSetup(device, 1, 4, 1, 4)  # type: ignore[arg-type]
+    asked.prepare_device(setup)
+    asked.start_device(setup)
     after = names()
     changed = {
         name for name in before if before[name] is not after[name] and before[name] != after[name]

@@ -158,7 +158,7 @@ def on_the_cpu() -> str:
 def test_a_model_that_was_not_moved_raises(ranks: Ranks) -> None:
     told = ranks.values(on_the_cpu, 2)
     assert told == [told[0]] * 2
-    assert "the gradients are on cpu, where the 2 ranks" in told[0]
+    assert "the tensors are on cpu, where the 2 ranks" in told[0]
     assert "model.to(torch_xla.device())" in told[0]
 
 

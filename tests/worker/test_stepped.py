@@ -281,15 +281,14 @@ DIFFERENT: dict[str, tuple[Program, ModelsCause]] = {
 
 def trained(names: list[str], folder: str) -> None:
     rank, _ = rehearse()
-    from tpunb.worker.returns import finish_pending_work
     from tpunb.worker.stepped import SteppedModels
 
     programs = EQUAL | EQUAL_BUT_SLOW | {name: made for name, (made, _) in DIFFERENT.items()}
     for name in names:
         models = SteppedModels()
-        models.watch()
+        models.watch(lambda: None)
         programs[name]()
-        finish_pending_work()
+        torch_xla.sync(wait=True)
         models.save(Path(folder, f"{name}-{rank}.json"))
 
 

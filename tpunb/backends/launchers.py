@@ -1,4 +1,4 @@
-"""Makes the launchers of torch_xla, accelerate and Lightning call their function in this process.
+"""Makes the launchers of torch, torch_xla, accelerate and Lightning call their function here.
 
 In a rank the processes exist already, and the kernel must not start any. Imports none of the
 libraries; a library that is imported later is changed then. The replaced names are in
@@ -18,11 +18,15 @@ from tpunb.backends.xla import private_names
 from tpunb.utils.patching import Replacements
 
 _active: list[_Replacement] = []
+_SPAWN = "torch.multiprocessing.spawn"
 
 
-def redirect_launchers(index: int) -> None:
-    """Have launchers call their function with `index`, for the rest of this process."""
-    _Replacement(index).begin()
+def redirect_launchers(index: int, *, spawn: bool = True) -> None:
+    """Have launchers call their function with `index`, for the rest of this process.
+
+    `spawn`: also torch.multiprocessing.spawn, which a script that runs alone may need.
+    """
+    _Replacement(index, spawn).begin()
 
 
 def are_redirected() -> bool:
@@ -33,7 +37,7 @@ def are_redirected() -> bool:
 @contextlib.contextmanager
 def calling_here(index: int) -> Iterator[None]:
     """A block in which launchers call their function with `index`."""
-    replacement = _Replacement(index)
+    replacement = _Replacement(index, spawn=True)
     replacement.begin()
     try:
         yield
@@ -47,6 +51,30 @@ def call_here(
     """The replacement of `notebook_launcher`, which behaves as with one process."""
     _active[-1].note("num_processes", num_processes)
     _call(function, *args)
+
+
+def spawn_here(
+    function: Callable[..., object], args: Sequence[object], nprocs: int, join: bool
+) -> object:
+    """The replacement of `torch.multiprocessing.spawn`.
+
+    Raises ValueError if the function would expect another number of ranks.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if nprocs != world:
+        raise ValueError(
+            f"torch.multiprocessing.spawn(nprocs={nprocs}) in a run with {world} ranks: run the "
+            f"cell with --cores {nprocs}, or pass int(os.environ['WORLD_SIZE'])"
+        )
+    _call(function, _active[-1].index, *args)
+    return None if join else _Joined()
+
+
+class _Joined:
+    """The context that `spawn(join=False)` returns, after the function has ended."""
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        return True
 
 
 def _call(function: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -66,14 +94,17 @@ def _has_process_group() -> bool:
 class _Replacement:
     """The launchers of all libraries, imported now or later."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, spawn: bool) -> None:
+        self.index = index
         self._noted: set[str] = set()
         self._names = Replacements(
             {
                 "torch_xla._internal.pjrt": self._replace_spawn,
                 "torch_xla.torch_xla": self._replace_launch,
-                "accelerate.launchers": self._replace_notebook_launcher,
+                "accelerate.launchers": lambda module: self._replace_code(
+                    module.notebook_launcher, _notebook_launcher
+                ),
+                **({_SPAWN: self._replace_mp_spawn} if spawn else {}),
                 **self._lightning(),
             }
         )
@@ -108,12 +139,12 @@ class _Replacement:
             args: Sequence[object] = (),
         ) -> None:
             self.note("nprocs", nprocs)
-            _call(fn, self._index, *args)
+            _call(fn, self.index, *args)
 
         def run_multiprocess(
             fn: Callable[..., object], *args: object, start_method: str = "spawn", **kwargs: object
         ) -> dict[int, object]:
-            return {self._index: _call(fn, *args, **kwargs)}
+            return {self.index: _call(fn, *args, **kwargs)}
 
         self._names.set(pjrt, "spawn", spawn)
         self._names.set(pjrt, "run_multiprocess", run_multiprocess)
@@ -122,17 +153,19 @@ class _Replacement:
         """`launch` calls `xmp.spawn`, unless it sees that torch elastic started the process."""
         self._names.set(torch_xla, "dist", _WithoutElastic(torch_xla.dist))
 
-    def _replace_notebook_launcher(self, launchers: ModuleType) -> None:
-        """Replace its code, because accelerate and the user hold the function itself."""
-        original: FunctionType = launchers.notebook_launcher
+    def _replace_mp_spawn(self, module: ModuleType) -> None:
+        self._replace_code(module.spawn, _spawn)
+
+    def _replace_code(self, original: FunctionType, here: Any) -> None:
+        """Replace a function's code, because libraries and the user hold the function itself."""
         before = original.__code__, original.__defaults__
 
         def undo() -> None:
             original.__code__, original.__defaults__ = before
 
         self._names.at_end(undo)
-        original.__code__ = _notebook_launcher.__code__
-        original.__defaults__ = _notebook_launcher.__defaults__
+        original.__code__ = here.__code__
+        original.__defaults__ = here.__defaults__
 
     def _lightning(self) -> dict[str, Callable[[ModuleType], None]]:
         """Make a Trainer and a Fabric know that this process is one of the ranks.
@@ -179,7 +212,7 @@ class _Replacement:
 
     def _tell_rank(self, rank_zero: ModuleType) -> None:
         """Set the rank, which was read from the environment at import, maybe in the prelude."""
-        self._names.set(rank_zero.rank_zero_only, "rank", self._index)
+        self._names.set(rank_zero.rank_zero_only, "rank", self.index)
 
 
 def _notebook_launcher(
@@ -193,6 +226,20 @@ def _notebook_launcher(
     from tpunb.backends import launchers
 
     launchers.call_here(function, args, num_processes)
+
+
+def _spawn(
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> object:
+    # Like _notebook_launcher.
+    from tpunb.backends import launchers
+
+    return launchers.spawn_here(fn, args, nprocs, join)
 
 
 class _WithoutElastic:

@@ -1,16 +1,19 @@
-"""The kernel's own XLA device: the CPU, unless the user asks for the TPU."""
+"""The kernel's own device: the CPU, unless the user asks for the TPU."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tpunb.backends.xla import runtime
 from tpunb.machine import machine, tpu
 from tpunb.runs.spec import Device
+from tpunb.utils.patching import Replacements
 
 _chosen = False
 """True if `choose_device` has set PJRT_DEVICE."""
@@ -18,6 +21,35 @@ _cell_that_took_it: int | None = None
 """Number of the cell that started the kernel's own XLA runtime; 0 if the cell is unknown."""
 _ENVIRON = Path("/proc/self/environ")
 """The environment with which this process was started."""
+
+
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""torch's variable: 0 keeps `import torch` from loading torch_tpu."""
+_autoload_off = False
+_REHEARSED = "tpunb.backends.torchtpu.rehearsal.device"
+
+
+def rehearse_tpu() -> None:
+    """Give the kernel a rehearsed `torch.device("tpu")`, at once or when torch is imported.
+
+    Raises SetupError if torch_tpu has registered its own device.
+    """
+    if "torch" in sys.modules:
+        importlib.import_module(_REHEARSED).install()
+        return
+    global _autoload_off
+    if AUTOLOAD not in os.environ:
+        os.environ[AUTOLOAD], _autoload_off = "0", True
+
+    def install(torch: ModuleType) -> None:
+        importlib.import_module(_REHEARSED).install()
+
+    Replacements({"torch": install}).begin()
+
+
+def variables_set_here() -> tuple[str, ...]:
+    """Return the names of variables that are only for the kernel's own device."""
+    return (AUTOLOAD,) if _autoload_off else ()
 
 
 def user_set_pjrt_device(executed: Iterable[str]) -> bool:

@@ -509,7 +509,9 @@ class Node:
             made = environment.spmd_environment(os.environ, variables, machine, cores, shown)
             assert made is not None
             return dict(made.env)
-        return environment.run_environment(os.environ, spec.device, variables, machine)
+        return environment.run_environment(
+            os.environ, spec.device, variables, machine, spec.backend
+        )
 
     def _send_hello(self, spec: RunSpec, identity: Identity, machine: Machine) -> None:
         name = spec.hosts[identity.node_rank] if spec.hosts else os.uname().nodename

@@ -9,11 +9,11 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from tpunb.data import HELP, DataOptions
 from tpunb.runs import listing, logs
-from tpunb.runs.spec import Device, Profile
+from tpunb.runs.spec import BackendName, Device, Profile
 from tpunb.utils.options import (
     OptionParser,
     add_options,
@@ -195,6 +195,13 @@ class SetupOptions:
     idle: float | None = _idle_option()
     keep_running: bool = flag(
         "--keep-running", help="cancel every --stop-when-done", group=BACKGROUND
+    )
+    backend: str | None = option(
+        "--backend",
+        choices=("auto", *get_args(BackendName)),
+        help="what runs train with: torch_xla, TorchTPU, or torch.distributed alone (default: "
+        "auto, what the notebook's code is written for, otherwise what is installed)",
+        group=COMMON,
     )
     kernel: str | None = option(
         "--kernel",

@@ -289,6 +289,7 @@ class RunRequest:
             name=self.name,
             world_size=self.world_size,
             device=self.machine.device,
+            backend=self.machine.backend,
             cwd=cwd,
             sys_path=path,
             blocks=self.notebook.script.blocks,

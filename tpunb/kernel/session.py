@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
+from tpunb.backends.choice import Choice, Sign, choose, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
@@ -47,6 +48,7 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
+from tpunb.notebook.stack import stacks_named
 from tpunb.places import kinds, mirror
 from tpunb.places.local import LocalTarget
 from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
@@ -54,9 +56,9 @@ from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
-from tpunb.runs.spec import Device, RunState, Stop, StopOrigin
+from tpunb.runs.spec import BackendName, Device, RunState, Stop, StopOrigin
 from tpunb.utils import env_vars, files
-from tpunb.utils.errors import HandoffError, TpunbError
+from tpunb.utils.errors import HandoffError, SetupError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ class Defaults:
     """Ranks of runs without --cores; None: the machine's default."""
     notebook: str | None = None
     """The notebook's file; None: tpunb searches for it."""
+    backend: BackendName | None = None
+    """The backend of all runs; None: the one that the notebook's code is written for."""
 
 
 class LaunchInterrupt(KeyboardInterrupt):
@@ -111,13 +115,16 @@ class Session:
         earlier = [run.source for run in self.history.executions()]
         self.changes = Changes(shell.user_ns, earlier[:-1])
         device.note_running()
-        if tpu.count_chips(machine.root_of(os.environ))[0] and (change := self.choose_device()):
+        chips, _ = tpu.count_chips(machine.root_of(os.environ))
+        if chips and find_installed().torch_xla and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
         self.auto_stop = AutoStop()
         self._ahead = False
+        self._has_tpu_device = False
         self._rank_names = RankNames()
         self._hooks: tuple[tuple[str, Any], ...] = (
             ("pre_run_cell", self.auto_stop.begin_cell),
+            ("pre_run_cell", self._prepare_device),
             ("post_run_cell", self._note_changes),
             ("post_run_cell", device.note_cell),
             ("post_run_cell", self.auto_stop.end_cell),
@@ -142,6 +149,20 @@ class Session:
             number = self.shell.displayhook.prompt_count
             self.changes.cell_ended(info.raw_cell, number, failed=not result.success)
 
+    def _prepare_device(self, info: ExecutionInfo) -> None:
+        """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
+        text = str(info.raw_cell or "")
+        if self._has_tpu_device or "tpu" not in text or "tpu_train" in cell_magics(text):
+            return
+        choice = self.choose_backend(text)
+        if choice.backend != "torchtpu" or choice.problem(on_tpu=False) is not None:
+            return
+        self._has_tpu_device = True
+        try:
+            device.rehearse_tpu()
+        except SetupError as error:
+            print(f"tpunb: {error}", file=sys.stderr)
+
     def _bind(self, values: Mapping[str, object], run: RunDir) -> None:
         """Assign what a run has brought to the notebook's variables."""
         self.shell.user_ns.update(values)
@@ -154,6 +175,8 @@ class Session:
         env = dict(os.environ)
         if not self._user_chose_device() or device.cell_asks_for_missing_tpu():
             env.pop("PJRT_DEVICE", None)
+        for name in device.variables_set_here():
+            env.pop(name, None)
         if debug.switched_spmd_on():
             env.pop(VARIABLE, None)
         if not tensorboard.SET_BEFORE:  # a thread may be importing tensorboardX now
@@ -167,31 +190,53 @@ class Session:
         """Choose the kernel's own XLA device; return a message about a change, or None."""
         return device.choose_device(wanted, set_by_user=self._user_chose_device())
 
-    def machine(self, requested: Mapping[str, str] | None = None) -> Machine:
-        """Return this machine, with the device that `--env` (`requested`) sets, if any.
+    def choose_backend(self, cell: str = "") -> Choice:
+        """Return the backend of the next run: that of `%tpu_setup --backend`, or of the code.
 
-        The metadata server is queried once; its answers do not change.
+        `cell`: code of the run besides the cells that were executed.
+        """
+        newest = {run.id or run.source: run for run in self.history.executions() if not run.failed}
+        sources = [*(run.source for run in newest.values()), cell]
+        numbers = [*(run.number for run in newest.values()), self.history.running()]
+        named = {
+            name: Sign(f"cell [{numbers[found.cell] or ' '}] has `{found.found}`", found.certain)
+            for name, found in stacks_named(sources).items()
+        }
+        return choose(self.defaults.backend, named, find_installed())
+
+    def machine(
+        self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
+    ) -> Machine:
+        """Return this machine as a backend sees it, by default that of the next run.
+
+        `requested`: variables of `--env`, which may set the device. The metadata server is queried
+        once; its answers do not change.
         """
         env = self.environ()
         if requested and "PJRT_DEVICE" in requested:
             env["PJRT_DEVICE"] = requested["PJRT_DEVICE"]
         if self._metadata is None:
             self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENCE)
-        return machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
+        here = machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
+        return here.with_backend(backend or self.choose_backend().backend)
 
     def _run_environment(
         self, here: Machine, requested: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return the environment of a run on this machine, with the variables of `--env`."""
-        return environment.run_environment(self.environ(), here.device, requested, here)
+        return environment.run_environment(
+            self.environ(), here.device, requested, here, here.backend
+        )
 
     # %tpu_setup
 
     def setup(self, options: SetupOptions) -> None:
         """`%tpu_setup`: choose defaults, preload, show the environment, order a shutdown."""
         self._choose_defaults(options)
-        if not options.no_warm and not setup.missing_xla():
-            self.launcher.warm(self._run_environment(self.machine()))
+        here = self.machine()
+        choice = self.choose_backend()
+        if not options.no_warm and not choice.problem(on_tpu=here.device == "TPU"):
+            self.launcher.warm(self._run_environment(here))
             # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
             threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
         self._show_environment(options)
@@ -202,6 +247,9 @@ class Session:
             self._order_stop(vm, options.idle)
 
     def _choose_defaults(self, options: SetupOptions) -> None:
+        if options.backend is not None:
+            auto = options.backend == "auto"
+            self.defaults.backend = None if auto else cast(BackendName, options.backend)
         here = self.machine()
         if options.cores is not None:
             self.defaults.cores = choose_cores(
@@ -209,6 +257,7 @@ class Session:
             )
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
+        self._has_tpu_device |= options.kernel_device == "TPU"
         change = self.choose_device(options.kernel_device)
         if change and options.kernel and not options.json:
             print(change)
@@ -224,6 +273,7 @@ class Session:
     def _show_environment(self, options: SetupOptions) -> None:
         """Show a card, or everything as JSON. Raises an error if no run is possible."""
         here = self.machine()  # it has the metadata server's answers
+        choice = self.choose_backend()
         preload = ""
         if not options.no_warm:
             preload = setup.PRELOADED if self.launcher.is_warm else setup.PRELOADING
@@ -240,7 +290,7 @@ class Session:
             preloaded=lambda: self.launcher.is_warm,
         )
         if not options.no_warm:
-            setup.require_xla("training")
+            choice.require("training", on_tpu=here.device == "TPU")
 
     def _vm_to_stop(self, options: SetupOptions | TrainOptions, magic: str) -> TpuVm | None:
         """Return the machine if it must be stopped afterwards; raise an error if it cannot be."""
@@ -371,9 +421,10 @@ class Session:
             ) from None
         if options.on is None and (place := os.environ.get(env_vars.ON)):
             options = replace(options, on=place)
-        here = self.machine(dict(options.env))
+        choice = self.choose_backend(cell if isinstance(cell, str) else "")
+        here = self.machine(dict(options.env), choice.backend)
         if options.on is None:
-            target: Target = self._local_target(options, here)
+            target: Target = self._local_target(options, here, choice)
         else:
             target = self._find_place(options.on, options, interrupts or Interrupts(), front)
         vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
@@ -403,10 +454,10 @@ class Session:
             trial=bool(parameters),
         )
 
-    def _local_target(self, options: TrainOptions, here: Machine) -> LocalTarget:
+    def _local_target(self, options: TrainOptions, here: Machine, choice: Choice) -> LocalTarget:
         def get_ready() -> None:
             if not options.dry_run:
-                self._ready_machine(options, here)
+                self._ready_machine(options, here, choice)
                 # This imports torch_xla while the notebook is converted.
                 self.launcher.warm(self._run_environment(here, dict(options.env)))
 
@@ -436,11 +487,11 @@ class Session:
                 front.publish({"text/html": "", "text/plain": ""})
             raise
 
-    def _ready_machine(self, options: TrainOptions, here: Machine) -> None:
+    def _ready_machine(self, options: TrainOptions, here: Machine, choice: Choice) -> None:
         """Raise an error unless this machine is ready for a run; with `--cold`, end the preloaded
         process.
         """
-        setup.require_xla(options.caller)
+        choice.require(options.caller, on_tpu=here.device == "TPU")
         if here.device == "TPU":
             setup.require_free_tpu(self.environ())
         if options.cold:

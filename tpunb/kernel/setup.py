@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 import time
@@ -14,7 +13,7 @@ from tpunb.display.doctor import report_card, report_text
 from tpunb.kernel import device
 from tpunb.machine import machine, tpu_users
 from tpunb.machine.doctor import SetupReport
-from tpunb.utils.errors import INSTALL_XLA, DeviceBusyError, MissingPackageError
+from tpunb.utils.errors import DeviceBusyError
 
 PRELOADING, PRELOADED = "preloading in the background", "preloaded"
 _POLL, _MOST_POLLS = 0.5, 240
@@ -73,14 +72,3 @@ def require_free_tpu(env: Mapping[str, str]) -> None:
     cell = device.cell_that_took_device() if holder.kind == "own_kernel" else None
     since = "" if cell is None else f" since cell [{cell}]"
     raise DeviceBusyError(f"{holder.describe()}{since}", holder.fix())
-
-
-def require_xla(purpose: str) -> None:
-    """Raise MissingPackageError if torch or torch_xla is not installed."""
-    for package in missing_xla():
-        raise MissingPackageError(package, purpose, f"`{INSTALL_XLA}` installs a matching pair")
-
-
-def missing_xla() -> list[str]:
-    """Return which of torch and torch_xla are not installed, without importing them."""
-    return [name for name in ("torch", "torch_xla") if importlib.util.find_spec(name) is None]

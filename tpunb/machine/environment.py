@@ -49,7 +49,10 @@ RETIRED = tuple(
 )
 """Variables of XRT and of TPU nodes, which torch_xla has not read since about 2.0."""
 
-_AT_IMPORT = ("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_")
+_AT_IMPORT = (
+    *("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_"),
+    *(env_vars.BACKEND, env_vars.DEVICE),
+)
 """Prefixes of variables that are read when the interpreter starts or torch is imported.
 
 Variables of XLA, PJRT and libtpu are not among them: they are read when a rank starts the runtime.
@@ -219,6 +222,8 @@ def run_environment(
             del made[change.name]
         else:
             made[change.name] = change.value
+    if backend != "xla":
+        made |= {env_vars.BACKEND: backend, env_vars.DEVICE: device}
     made.update(extra or {})
     return made
 

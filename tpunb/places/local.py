@@ -57,8 +57,8 @@ class LocalTarget(Target):
 
     def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[EnvChange, ...]]:
         here = self.here
-        changes = environment.environment_changes(self.kernel, here.device, here)
-        env = environment.run_environment(self.kernel, here.device, asked, here)
+        changes = environment.environment_changes(self.kernel, here.device, here, here.backend)
+        env = environment.run_environment(self.kernel, here.device, asked, here, here.backend)
         return env, tuple(changes)
 
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:

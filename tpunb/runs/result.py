@@ -19,6 +19,7 @@ from tpunb.runs.metrics import Best, Curve
 from tpunb.runs.models import DifferentModels
 from tpunb.runs.spec import (
     MOST_RANKS,
+    BackendName,
     Device,
     FailureKind,
     Price,
@@ -383,7 +384,9 @@ class RunResult(Printable):
     """A number of a model that the ranks trained and that differs at their end; None if none does,
     or if the ranks hold no models that can be compared."""
     warm: bool = False
-    """True if torch and torch_xla were already imported when the run began."""
+    """True if the backend's libraries were already imported when the run began."""
+    backend: BackendName = "xla"
+    """What the ranks trained with: 'xla', 'torchtpu' or 'torch'."""
     replicated: bool = False
     """True if every rank ran the prelude itself."""
     replicate_reason: str = ""
@@ -421,6 +424,7 @@ class RunResult(Printable):
         fields: dict[str, Any] = {
             "spmd": spec.spmd,
             "warm": spec.warm,
+            "backend": spec.backend,
             "price": spec.price,
             "resumed_from": spec.resumed_from,
             "hosts": spec.hosts,

@@ -258,7 +258,8 @@ class RunSpec:
     replicate: str | None = None
     """Why every rank runs the prelude itself; None if it runs once and the ranks are forked."""
     warm: bool = False
-    """True if torch and torch_xla were already imported when the run began."""
+    """True if the backend's libraries were already imported when the run began."""
+    backend: BackendName = "xla"
     spmd: int | None = None
     """The number of cores in torch_xla's SPMD mode, which one rank on each host drives; None if
     each core has a rank of its own."""

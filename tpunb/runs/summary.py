@@ -171,7 +171,7 @@ def _advice(
         for name, row in _became_nan(rows).items()
     ]
     trained = any(rank.backward for rank in heartbeats)
-    if trained and not any(rank.tensors for rank in heartbeats):
+    if result.backend == "xla" and trained and not any(rank.tensors for rank in heartbeats):
         advice.append(
             Advice(
                 "no rank used the device: each trained on the CPU",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tpunb.training.collectives import sum_over_ranks
 from tpunb.training.masks import weighted_sums
 from tpunb.training.precision import watch_sums
 from tpunb.training.ranks import rank_and_world
@@ -47,8 +48,10 @@ def optimizer_step(
     Return the norm before clipping: a tensor of one element on the gradients' device, equal on all
     ranks. It can be logged without making a step wait for it.
 
-    Raises ValueError if no parameter has a gradient, RuntimeError with several ranks if the
-    gradients are not on an XLA device.
+    With DistributedDataParallel, whose gradients are averaged already, the result is the same.
+
+    Raises ValueError if no parameter has a gradient, TypeError for the parts of gradients that
+    `fully_shard` or a DTensor leaves on each rank, RuntimeError if the ranks cannot reduce them.
     """
     gradients = _gradients(optimizer)
     if count is not None:
@@ -215,6 +218,11 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         raise ValueError("optimizer_step: no parameter has a gradient: call loss.backward() first")
+    if any(hasattr(gradient, "device_mesh") for gradient in gradients):
+        raise TypeError(
+            "optimizer_step: each rank has a part of the gradients (fully_shard, DTensor), reduced "
+            "already: call optimizer.step(), and torch.nn.utils.clip_grad_norm_ before it"
+        )
     return gradients
 
 
@@ -232,21 +240,6 @@ def _step(
     watch_sums(optimizer)
     optimizer.step()
     return norm
-
-
-def sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
-    """Sum tensors over all ranks, in place, in one collective.
-
-    Raises RuntimeError with several ranks if the tensors are not on an XLA device.
-    """
-    if tensors[0].device.type == "xla":
-        xm: Any = sys.modules["torch_xla.core.xla_model"]
-        xm.all_reduce(xm.REDUCE_SUM, list(tensors))
-    elif (world := rank_and_world()[1]) > 1:
-        raise RuntimeError(
-            f"the gradients are on {tensors[0].device}, where the {world} ranks of this run cannot "
-            "reduce them: call model.to(torch_xla.device()) before you make the optimizer"
-        )
 
 
 def as_scalar(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpunb.backends import current
+from tpunb.training.collectives import accelerator, gather_rows
 from tpunb.training.ranks import is_first, rank_and_world
 from tpunb.training.sharding import MapShard, Shard, Step, rank_slice, shard
 from tpunb.training.track import track
@@ -62,7 +64,7 @@ def predict(
     size = _size(batches)
     device = torch.device(device) if device is not None else _device(model)
     rank, world = rank_and_world()
-    if world > 1 and device.type != "xla":
+    if world > 1 and device.type != "xla" and current.name() == "xla":
         raise ValueError(
             f"predict: the model is on {device} in rank {rank} of {world}: move it to this "
             "rank's core, model.to(torch_xla.device())"
@@ -75,7 +77,7 @@ def predict(
             output = call(map_tensors(lambda tensor: tensor.to(device), this.batch))
             shapes.check(output)
             if world > 1:
-                output = _gathered(output)
+                output = map_tensors(gather_rows, output)
             if device.type == "xla":
                 _run(wait=results is None and number % AHEAD == AHEAD - 1)
             if results is not None:
@@ -200,16 +202,6 @@ class _Results:
         return map_tensors(lambda _: next(joined), self._parts[0])
 
 
-def _gathered(output: Any) -> Any:
-    """Return the outputs of all ranks, concatenated in order of rank in each tensor."""
-    import torch_xla.core.xla_model as xm
-
-    # Not pinned: upstream's pinned all_gather is a sum with zeros, which bool does not support,
-    # and a different program on each rank. Layouts cannot differ if all ranks run the same
-    # program. Not as a list: torch_xla (2.8, 2.9) crashes if it has only one tensor of a type.
-    return map_tensors(lambda tensor: xm.all_gather(tensor, pin_layout=False), output)
-
-
 def _run(wait: bool) -> None:
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -234,7 +226,7 @@ def _device(model: Callable[..., Any]) -> torch.device:
     if "RANK" in os.environ and "torch_xla" in sys.modules:
         device: torch.device = sys.modules["torch_xla"].device()
         return device
-    return torch.device("cpu")
+    return (accelerator() if "RANK" in os.environ else None) or torch.device("cpu")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tpunb.training.collectives import sum_over_ranks
 from tpunb.training.ranks import rank_and_world
 
 
@@ -31,9 +32,10 @@ def masked_loss(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         xm.optimizer_step(optimizer)
 
     `losses`: a loss for each sample or token (`reduction="none"`); `mask` as in `masked_mean`.
-    `xm.optimizer_step` averages gradients over ranks, so each rank's loss is its sum divided by
-    the mean of all ranks' weights: averaged over ranks, losses and gradients are those of all
-    samples together, even if a rank has few samples or none. On one core it equals `masked_mean`.
+    `xm.optimizer_step` and DistributedDataParallel average gradients over ranks, so each rank's
+    loss is its sum divided by the mean of all ranks' weights: averaged over ranks, losses and
+    gradients are those of all samples together, even if a rank has few samples or none. On one core
+    it equals `masked_mean`.
     Call it on every rank: it sums the weights over all ranks.
     """
     total, weight = weighted_sums(losses, mask)
@@ -107,8 +109,6 @@ def _not_zero(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    import torch_xla.core.xla_model as xm
-
-    total = xm.all_reduce(xm.REDUCE_SUM, tensor)
-    assert isinstance(total, torch.Tensor)  # of a tensor, not of a list
+    total = tensor.detach().clone()
+    sum_over_ranks([total])
     return total

@@ -14,6 +14,7 @@ import torch
 from tpunb.backends.xla.autocast import cast_attention
 from tpunb.backends.xla.runtime import running_module
 from tpunb.backends.xla.spmd import parse_flag
+from tpunb.training.collectives import accelerator
 
 DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 CHECKED_STEPS = (10, 1000)
@@ -30,9 +31,10 @@ def bf16(enabled: bool = True) -> _Autocast:
             loss = F.cross_entropy(model(x), y)
         loss.backward()
 
-    It enters `torch.autocast` for the CPU and, once this process uses an XLA device (in the
-    kernel, a rehearsal or on a TPU), for XLA too: matrix products, convolutions and attention
-    run in bfloat16; weights, gradients, losses, sums and the optimizer stay in float32.
+    It enters `torch.autocast` for the CPU and for the device: "tpu", "cuda" or, once this process
+    uses an XLA device (in the kernel, a rehearsal or on a TPU), "xla". Matrix products,
+    convolutions and attention run in bfloat16; weights, gradients, losses, sums and the optimizer
+    stay in float32.
 
     `enabled`: False turns it off, as in `torch.autocast`. Warns if XLA_USE_BF16 or
     XLA_DOWNCAST_BF16 is set, which stores every float32 tensor as bfloat16.
@@ -63,6 +65,8 @@ class _Autocast(ContextDecorator):
         if running_module() is not None:
             cast_attention()
             kinds.append("xla")
+        elif (device := accelerator()) is not None:
+            kinds.append(device.type)
         for kind in kinds:
             stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=self._enabled))
         self._entered.append(stack)

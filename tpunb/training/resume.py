@@ -18,6 +18,7 @@ from tpunb.backends.xla import loaders
 from tpunb.backends.xla.runtime import running_module
 from tpunb.backends.xla.tensors import start_pending_work
 from tpunb.training.checkpoint import api
+from tpunb.training.collectives import accelerator
 from tpunb.training.ranks import is_first
 
 
@@ -119,7 +120,7 @@ class TrainingState:
         self._seed(own["seed"])
         return own.step + 1
 
-    def _seed(self, seed: int | None) -> None:
+    def _seed(self, seed: Seed) -> None:
         """Seed the device in the same way whether the training was resumed or not stopped."""
         set_device_seed(seed)
         for part in self._parts.values():
@@ -159,7 +160,7 @@ class Position:
         self._skips = self._order.sampler is not None and not replay
         self._resumed = False
         self._began: dict[str, Any] = {}
-        self._seed: int | None = None
+        self._seed: Seed = None
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -201,7 +202,7 @@ class Position:
         self.epoch, self.batch, self._began = state["epoch"], state["batch"], state["began"]
         self._resumed = True
 
-    def seed_next(self, seed: int | None) -> None:
+    def seed_next(self, seed: Seed) -> None:
         """Seed the device with `seed` just before the next batch is yielded."""
         self._seed = seed
 
@@ -284,18 +285,35 @@ def set_host_random_state(states: Mapping[str, Any]) -> None:
         np.random.set_state(states["numpy"])
 
 
-def device_seed() -> int | None:
-    """Return the seed of the XLA device; None if no device is in use.
+Seed = int | torch.Tensor | None
+"""The state of a device's random generator: XLA's seed, or the state of an accelerator's."""
+
+
+def device_seed() -> Seed:
+    """Return the state of the device's random generator; None if no device is in use.
 
     torch_xla makes a new seed at each `torch_xla.sync()`, even if nothing is pending, so the seed
     depends on how often loaders and checkpoints have called that.
     """
     xla = running_module()
-    return None if xla is None else int(xla.core.xla_model.get_rng_state())
+    if xla is not None:
+        return int(xla.core.xla_model.get_rng_state())
+    module = _accelerator()
+    state: Seed = None if module is None else module.get_rng_state().cpu()
+    return state
 
 
-def set_device_seed(seed: int | None) -> None:
-    """Restore a seed that `device_seed` returned."""
-    xla = running_module()
-    if xla is not None and seed is not None:
+def set_device_seed(seed: Seed) -> None:
+    """Restore what `device_seed` returned. A state of another kind of device is left out."""
+    xla, module = running_module(), _accelerator()
+    if xla is not None and isinstance(seed, int):
         xla.core.xla_model.set_rng_state(seed)
+    elif module is not None and isinstance(seed, torch.Tensor):
+        module.set_rng_state(seed)
+
+
+def _accelerator() -> Any:
+    """The module of this process's accelerator, such as torch.tpu; None if it is not in use."""
+    device = accelerator()
+    module: Any = None if device is None else torch.get_device_module(device)
+    return module if module is not None and module.is_initialized() else None

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tpunb.backends.xla.counters import compilations
 from tpunb.backends.xla.runtime import running_module
 from tpunb.runs.metrics import FLOPS, SPEED
+from tpunb.training.collectives import accelerator
 from tpunb.training.log import log
 from tpunb.training.trees import leaves
 
@@ -61,6 +62,8 @@ class Throughput:
         if running_module() is not None:
             xm: Any = sys.modules["torch_xla.core.xla_model"]
             xm.wait_device_ops()
+        elif accelerator() is not None:
+            torch.accelerator.synchronize()
         if self._last is not None:
             self._seconds += time.perf_counter() - self._last[0]
         speed = self._samples / self._seconds if self._samples else float("nan")

@@ -18,6 +18,10 @@ a simulated machine in a test."""
 
 # Set by tpunb.
 
+BACKEND: Final = "TPUNB_BACKEND"
+"""In the processes of a run, and in a fork server: the backend, 'xla', 'torchtpu' or 'torch'."""
+DEVICE: Final = "TPUNB_DEVICE"
+"""In the same processes: the device of the ranks, 'TPU', 'CPU' or 'GPU'."""
 RUN: Final = "TPUNB_RUN"
 """In the processes of a run: the run folder."""
 SUPERVISOR: Final = "TPUNB_SUPERVISOR"

@@ -205,7 +205,9 @@ def print_error(error: BaseException, run: RunDir, spec: RunSpec) -> None:
     `write_error` has the description.
     """
     lines = CellLines(run.script, spec)
-    if sys.excepthook is not sys.__excepthook__:
+    # torch's own, which torch.distributed sets, only adds the rank to each line.
+    of_torch = getattr(sys.excepthook, "__module__", "").partition(".")[0] == "torch"
+    if sys.excepthook is not sys.__excepthook__ and not of_torch:
         tb = error.__traceback__
         while tb is not None and tb.tb_frame.f_code.co_filename not in lines:
             tb = tb.tb_next

@@ -197,7 +197,7 @@ class ForkingAgent(SimpleElasticAgent):
         """An event for torch elastic's unused log. The original looks up this host's name."""
         return Event(f"torchelastic.worker.status.{state}", source=source, metadata={})
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, **kwargs: object) -> None:
         """Do nothing: ranks end by themselves or are ended by the supervisor."""
 
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import threadpoolctl
 
+from tpunb.backends import current
 from tpunb.backends.engine_watch import EngineWatch
-from tpunb.backends.xla import runtime
 from tpunb.utils import processes
 
 PATIENCE = 2.0
@@ -208,8 +208,8 @@ class ForkSafetyCheck:
 
     def problem(self) -> str | None:
         """The first reason against a fork, as a verb phrase to follow the cell's name, or None."""
-        if runtime.is_running():
-            return "uses an XLA device"
+        if (problem := current.backend().fork_problem()) is not None:
+            return problem
         if self._backward:
             return "runs a backward pass"
         if _numba_uses_openmp():

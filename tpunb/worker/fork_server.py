@@ -1,4 +1,4 @@
-"""The fork server: imports torch and torch_xla, then waits for orders to fork runners.
+"""The fork server: imports the backend's libraries, then waits for orders to fork runners.
 
 It never runs the user's code itself, so it stays clean for the next run: no XLA runtime, no
 autograd engine, and no threads but OpenBLAS's, which end at a fork. Each run gets a runner: a
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from socket import socket
 
+from tpunb.backends import current
 from tpunb.runs.protocol import (
     ForkRunner,
     ImportLibraries,
@@ -25,18 +26,6 @@ from tpunb.runs.protocol import (
     RunnerForked,
 )
 from tpunb.utils import processes
-
-MODULES = (
-    "torch",
-    "torch_xla",
-    "torch_xla.core.xla_model",
-    "torch_xla.distributed.parallel_loader",
-    "torch_xla.distributed.xla_multiprocessing",
-    "torch_xla.runtime",
-    "tpunb.backends.xla.rehearsal.install",
-    "tpunb.worker.runner",
-)
-"""Imported before any run. None of them starts a thread or touches a device."""
 
 
 def main() -> None:
@@ -71,8 +60,10 @@ def main() -> None:
 def _import_libraries() -> None:
     # Imports leave no garbage: the collector would take a sixth of their time for nothing.
     gc.disable()
-    for name in MODULES:
+    backend = current.backend()
+    for name in (*backend.modules, "tpunb.worker.runner"):
         importlib.import_module(name)
+    backend.warm(current.device())
     # Objects made so far live as long as the process: keep the collector, which writes to
     # every object that it visits, from copying their pages in each fork.
     gc.collect()

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from tpunb.backends import launchers
-from tpunb.backends.rehearsal import call, ranks, stats
-from tpunb.backends.xla import counters, device, loaders, runtime, spmd
-from tpunb.backends.xla.rehearsal import install
+from tpunb.backends import current, launchers
+from tpunb.backends.base import RankSetup
+from tpunb.backends.rehearsal import call, install, ranks, stats
+from tpunb.backends.xla import counters, spmd
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
@@ -67,10 +67,16 @@ class Assignment:
     """The pid of the process that this one was forked from."""
 
     @property
-    def spmd(self) -> int | None:
-        """The number of cores that this process drives in SPMD mode; None in other modes."""
-        cores = self.spec.spmd
-        return None if cores is None else cores // max(1, len(self.spec.hosts))
+    def setup(self) -> RankSetup:
+        spec, cores = self.spec, self.spec.spmd
+        return RankSetup(
+            spec.device,
+            self.rank,
+            spec.world_size,
+            self.local_rank,
+            self.local_world_size,
+            None if cores is None else cores // max(1, len(spec.hosts)),
+        )
 
 
 def main(task: Assignment, reports: MessageWriter) -> NoReturn:
@@ -117,23 +123,17 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     file = task.run.stacks(task.attempt, task.rank)
     written = open(file, "w", opener=files.opener)  # noqa: SIM115
     faulthandler.register(stacks.DUMP, written, all_threads=True)
-    heartbeat.start_writer(task.run.heartbeat(task.attempt, task.rank), counters.heartbeat_counts)
+    backend = current.backend()
+    heartbeat.start_writer(task.run.heartbeat(task.attempt, task.rank), backend.counts)
     fork_safety.limit_threads(int(task.env["OMP_NUM_THREADS"]))
-    device.prepare_device(
-        task.spec.device,
-        task.rank,
-        task.spec.world_size,
-        task.local_rank,
-        task.local_world_size,
-        task.spmd,
-    )
+    backend.prepare(task.setup)
     call.name_cell_lines(task.cells.lines)
     if task.spec.hosts:
         ranks.name_hosts(task.spec.hosts, task.spec.world_size)
-    runtime.start_before_backward()
-    loaders.report_errors()
-    loaders.count_waits()
-    _watch_steps(task)
+    if backend.has_programs:
+        _watch_programs(task)
+    if task.spec.world_size > 1 and task.spec.spmd is None:
+        stepped_models.watch(backend.collectives)
     launchers.redirect_launchers(task.rank)
     rich_progress.follow_rich_bars()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
@@ -142,7 +142,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     descriptors.keep_own()
 
 
-def _watch_steps(task: Assignment) -> None:
+def _watch_programs(task: Assignment) -> None:
     """Watch the ends of steps, to notice recompilations and to begin and end a trace."""
     run, attempt, rank = task.run, task.attempt, task.rank
     monitor = StepMonitor(task.cells.lines, run.recompiled(attempt, rank), counters)
@@ -150,8 +150,6 @@ def _watch_steps(task: Assignment) -> None:
     if profile is not None and profile.has(rank):
         monitor.after_step.append(StepTrace(profile, run, attempt, rank).after)
     monitor.install()
-    if task.spec.world_size > 1 and task.spec.spmd is None:
-        stepped_models.watch(counters.collectives if task.spec.device == "TPU" else None)
 
 
 def _work(task: Assignment) -> int:
@@ -169,13 +167,7 @@ def _work(task: Assignment) -> int:
                 values_read.record_values(task.run, task.cells)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
-        device.start_device(
-            task.spec.device,
-            task.spec.world_size,
-            task.local_rank,
-            task.local_world_size,
-            task.spmd,
-        )
+        current.backend().start(task.setup)
         if task.spec.hosts:
             _leave_numbers(task)
         heartbeat.begin_training()
@@ -202,7 +194,7 @@ def _work(task: Assignment) -> int:
 
 def _leave_numbers(task: Assignment) -> None:
     """Write the numbers that identify this rank, which cannot be derived from each other."""
-    numbers = asdict(device.identify_rank())
+    numbers = asdict(current.backend().identity())
     with contextlib.suppress(OSError):  # a full disk: the numbers are only shown to people
         files.write_json(task.run.numbers(task.attempt, task.rank), numbers)
 
@@ -264,7 +256,7 @@ def _report_error_of_fork(error: BaseException, task: Assignment) -> None:
 def _finish(task: Assignment) -> None:
     """After a train cell that ended well: write metrics, and the values for the kernel."""
     install.leave_rehearsal()
-    returns.finish_pending_work()
+    current.backend().finish()
     stepped_models.save(task.run.models(task.attempt, task.rank))
     if task.spec.spmd and (unused := spmd.unused_warning()):
         print(unused, file=sys.stderr)

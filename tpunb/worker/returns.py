@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tpunb.backends.pickling import describe_type, save_value
-from tpunb.backends.xla.runtime import running_module
 from tpunb.runs.directory import RunDir
 from tpunb.utils.files import write_json
 
@@ -43,12 +42,3 @@ def _why(value: Any, error: Exception) -> str:
         f"{describe_type(value)} cannot be pickled ({type(error).__name__}: {error}); "
         "return its parts instead, such as tensors, numbers or a state_dict()"
     )
-
-
-def finish_pending_work() -> None:
-    """Finish the device's work in every rank, so that rank 0 can read values without waiting.
-
-    On a TPU a pending graph may hold a collective that needs all ranks.
-    """
-    if (torch_xla := running_module()) is not None:
-        torch_xla.sync(wait=True)

@@ -6,29 +6,65 @@ without rehearsal.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
-from tpunb.backends import launchers
+from tpunb.backends import current, launchers
+from tpunb.backends.base import RankSetup
 from tpunb.backends.xla import device
+from tpunb.runs.spec import BackendName
 from tpunb.utils import addresses, env_vars
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
 
 
-def prepare(*, spmd: bool = False) -> None:
+def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
     """Set this process up like a rank of a run, as far as the script needs it.
 
     Under torchrun each process drives one core: of the TPU if there is one, otherwise as a
     rehearsal rank. Without torchrun the process drives one core; with `spmd` (torch_xla's mode in
     which one process drives all cores) all cores of the TPU, or CPU_NUM_DEVICES rehearsal cores
-    (4). Does nothing in a rank of a run, which is set up already.
+    (4). Does nothing in a rank of a run, which is set up already. `backend`: what the script is
+    written for; by default torch_xla where it is installed, otherwise torch.distributed.
 
     Raises MissingPackageError without torch_xla, SetupError if rehearsal is not possible or
     torchrun has started several processes of an SPMD script on this host.
     """
     if env_vars.RUN in os.environ:
         return
+    if backend is None:
+        backend = "xla" if importlib.util.find_spec("torch_xla") else "torch"
+    if backend == "xla":
+        _prepare_xla(spmd)
+    else:
+        _prepare_torch(backend)
+    launchers.redirect_launchers(int(os.environ.get("RANK", "0")), spawn=_under_torchrun())
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _prepare_torch(backend: BackendName) -> None:
+    os.environ.setdefault(env_vars.BACKEND, backend)
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if _under_torchrun() else 1
+    numbers = {name: int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK")}
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _under_torchrun() else 1
+    found = current.backend()
+    found.warm(current.device())
+    found.prepare(
+        RankSetup(
+            current.device(),
+            numbers["RANK"],
+            world_size,
+            numbers["LOCAL_RANK"],
+            local_world_size,
+        )
+    )
+
+
+def _prepare_xla(spmd: bool) -> None:
     _import_torch_xla()
-    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    under_torchrun = _under_torchrun()
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun else 1
     if spmd:
         _one_process()
@@ -54,7 +90,6 @@ def prepare(*, spmd: bool = False) -> None:
         tpu_answers.answer_as_tpu(cores)
     runtime.start_before_backward()
     loaders.report_errors()
-    launchers.redirect_launchers(int(os.environ.get("RANK", "0")))
 
 
 def _one_process() -> None:

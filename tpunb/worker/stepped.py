@@ -41,14 +41,14 @@ class SteppedModels:
     """The models that the optimizers of this rank have stepped."""
 
     def __init__(self) -> None:
-        self._collectives: Callable[[], int] | None = None
+        self._collectives: Callable[[], int | None] = lambda: None
         self._models: list[_Model] = []
         self._known: WeakKeyDictionary[Optimizer, _Model | None] = WeakKeyDictionary()
 
-    def watch(self, collectives: Callable[[], int] | None = None) -> None:
+    def watch(self, collectives: Callable[[], int | None]) -> None:
         """Watch all optimizers and collectives, for the rest of this process.
 
-        `collectives` counts them, where their tensors are not known: on a TPU.
+        `collectives`: see `Backend.collectives`.
         """
         self._collectives = collectives
         register_optimizer_step_post_hook(self.stepped)
@@ -62,7 +62,7 @@ class SteppedModels:
             self._known[optimizer] = self._begin(optimizer)
         model = self._known[optimizer]
         if model is not None:
-            model.end_step(optimizer, self._collectives and self._collectives())
+            model.end_step(optimizer, self._collectives())
 
     def exchanged(self, call: RankCall, size: int, line: CodeLine | None) -> None:
         """Note a collective of this rank."""

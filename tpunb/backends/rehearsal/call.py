@@ -47,6 +47,8 @@ class RankCall:
     """This rank's line at the first collective that the ranks called from different lines."""
     circumstances: str = ""
     """Unusual circumstances of the call (see `circumstances`); only set like `place`."""
+    compared: tuple[str, ...] | None = None
+    """What ranks compare instead of `tensors`: shapes may differ where only sizes matter."""
 
     def __str__(self) -> str:
         """'all_reduce sum of 62 tensors (float32[10, 3], …)'."""
@@ -60,7 +62,8 @@ class RankCall:
     @functools.cached_property
     def digest(self) -> bytes:
         """16 bytes, equal on all ranks that make the same call."""
-        content = "\n".join((self.operation, self.detail, *self.tensors))
+        compared = self.tensors if self.compared is None else self.compared
+        content = "\n".join((self.operation, self.detail, *compared))
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
     def described(self, first_divergence: str = "") -> bytes:

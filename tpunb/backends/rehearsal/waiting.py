@@ -191,13 +191,23 @@ class Connections:
         self.rank = agent.rank
         self.history = CallHistory()
         self._agent = agent
-        self._timeout = timeout
+        self._timeout = self._longest = timeout
         self._times = times or WaitTimes()
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Store | None = None
         self._leaving = "left"
         """Key under which ranks that will not come have published it: 'left', or 'gone' once this
         rank has left the train cell itself."""
+
+    @contextlib.contextmanager
+    def limited(self, timeout: float | None) -> Iterator[None]:
+        """A block in which waits take at most `timeout` seconds; None: as ever."""
+        before = self._timeout
+        self._timeout = before if timeout is None else timeout
+        try:
+            yield
+        finally:
+            self._timeout = before
 
     def group(self, members: Sequence[int], call: RankCall) -> Group:
         """The group of these ranks, connected. Waits for all of them the first time."""
@@ -332,7 +342,7 @@ class Connections:
                 )
                 group.mesh = mesh
             else:
-                group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
+                group.connect_gloo(self.rank, self._agent.own_address(), self._longest)
                 group.mesh = GlooMesh(group.backend, members)
         except RuntimeError as error:
             self._raise_cause(group, call, began, error)

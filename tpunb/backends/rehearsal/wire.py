@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 import torch
+from torch._C._distributed_c10d import Work
 
 from tpunb.backends.rehearsal import errors
 from tpunb.backends.rehearsal.agent import Agent
@@ -117,12 +118,17 @@ class Wire:
 
     @contextlib.contextmanager
     def exchange(
-        self, call: RankCall, members: Sequence[int], payload: torch.Tensor | None = None
+        self,
+        call: RankCall,
+        members: Sequence[int],
+        payload: torch.Tensor | None = None,
+        timeout: float | None = None,
     ) -> Iterator[list[int]]:
         """A block in which `members` exchange tensors, after they have agreed on `call`.
 
         Waits for all members. `payload` is a flat tensor that will be exchanged in the block: up
         to a few megabytes it is sent with the agreement, so that the exchange takes no time.
+        `timeout`: seconds, if not those of the run.
         Yields the payload sizes of all members in bytes. A rank that leaves the block with an
         exception takes part in no later collective, because the ranks no longer agree.
 
@@ -130,7 +136,7 @@ class Wire:
         WaitedTooLongError if a rank does not take part, DeadlockError if ranks wait for each
         other.
         """
-        if os.getpid() != self._pid:
+        if self.in_child:
             raise CollectiveError(
                 f"{call} was called in a child process of {describe_ranks([self.rank])} (a "
                 "DataLoader worker?): only the rank itself can take part in a collective"
@@ -142,7 +148,8 @@ class Wire:
         try:
             with self._one_at_a_time, heartbeat.collective():
                 begun = time.perf_counter()
-                sizes = self._agree(call, members, payload)
+                with self._connections.limited(timeout):
+                    sizes = self._agree(call, members, payload)
                 met = time.perf_counter()
                 yield sizes
                 size = size_of(call.tensors) if call.tensors else _size(payload)
@@ -167,6 +174,11 @@ class Wire:
             raise
         finally:
             self._inside.discard(threading.get_ident())
+
+    @property
+    def in_child(self) -> bool:
+        """True in a process that this rank has forked."""
+        return os.getpid() != self._pid
 
     def leave(self) -> None:
         """Publish that this rank has left the train cell, so that no rank in it waits for it."""
@@ -247,6 +259,13 @@ class Wire:
             )
 
     # The following methods are called in a block of `exchange`.
+
+    def wait(self, work: Work, members: Sequence[int], call: RankCall) -> None:
+        """Wait for an exchange of all members on another group's gloo."""
+        if len(members) == 1:
+            work.wait()
+        else:
+            self._connections.wait(work, self._connections.group(members, call), call)
 
     def all_reduce(self, flat: torch.Tensor, members: Sequence[int], call: RankCall) -> None:
         """Sum a flat tensor over `members`, in place."""

@@ -4,50 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
+from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.xla import runtime, spmd, topology
 from tpunb.runs import heartbeat
-from tpunb.runs.spec import Device
 from tpunb.utils import addresses, env_vars
 
-FOREVER = 1e8
-"""Seconds: three years."""
 
-
-def prepare_device(
-    device: Device,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    local_world_size: int,
-    spmd_cores: int | None,
-) -> None:
+def prepare_device(setup: RankSetup) -> None:
     """Prepare the device before any of the user's code, without starting the XLA runtime.
 
     On a TPU, set variables that give this process its own chip; on CPU, give several ranks
-    rehearsal collectives. `spmd_cores`: how many cores this process drives alone in SPMD mode: on a
-    TPU all chips that it sees, on CPU the number in CPU_NUM_DEVICES, which was set before.
+    rehearsal collectives. In SPMD mode this process drives all chips that it sees, or on CPU the
+    number in CPU_NUM_DEVICES, which was set before.
     """
-    if device == "TPU":
+    world_size, local_world_size = setup.world_size, setup.local_world_size
+    if setup.device == "TPU":
         if local_world_size < world_size:
             addresses.bind_gloo(os.environ)
-        if spmd_cores is None or (spmd_cores == 1 and world_size == 1):
-            take_chip(local_rank, local_world_size, world_size)
-        if spmd_cores is not None:  # `begin` may come after the first device
-            keep_compiled(local_rank, local_world_size)
+        if setup.spmd is None or (setup.spmd == 1 and world_size == 1):
+            take_chip(setup.local_rank, local_world_size, world_size)
+        if setup.spmd is not None:  # `begin` may come after the first device
+            keep_compiled(setup.local_rank, local_world_size)
         return
     from tpunb.backends.xla import tpu_answers
 
     tpu_answers.answer_as_tpu(local_world_size)
     spmd.prepare_spmd()
     if world_size > 1:
+        from tpunb.backends.rehearsal.install import FOREVER
         from tpunb.backends.xla.rehearsal.install import install_rehearsal
 
         # The supervisor, which knows where all ranks are, ends a run without activity. Waiting for
         # a rank that is active may be intended, however long it takes.
-        install_rehearsal(rank, world_size, local_rank, local_world_size, FOREVER)
+        install_rehearsal(setup.rank, world_size, setup.local_rank, local_world_size, FOREVER)
         spmd.refuse_in_ranks()
 
 
@@ -104,19 +95,17 @@ def keep_compiled(local_rank: int, local_world_size: int) -> None:
     xr.initialize_cache(str(place))
 
 
-def start_device(
-    device: Device, world_size: int, local_rank: int, local_world_size: int, spmd_cores: int | None
-) -> None:
+def start_device(setup: RankSetup) -> None:
     """Right before the train cell: on a TPU, start the runtime as torch_xla's launcher does.
 
     Not earlier, because `xr.initialize_cache` in the prelude must come before it; and not at
     all for SPMD, which the cell itself may switch on, before the first device.
     """
-    if device == "TPU" and spmd_cores is not None:
+    if setup.device == "TPU" and setup.spmd is not None:
         heartbeat.watch_counters()
-    elif device == "TPU":
-        keep_compiled(local_rank, local_world_size)
-        if world_size == 1:
+    elif setup.device == "TPU":
+        keep_compiled(setup.local_rank, setup.local_world_size)
+        if setup.world_size == 1:
             from torch_xla._internal import pjrt
 
             pjrt.initialize_singleprocess()
@@ -138,27 +127,6 @@ def start_runtime_with_others() -> None:
     devices: list[Any] = xm.get_xla_supported_devices()  # names, which are accepted as well
     xm.set_replication(torch_xla.device(), devices)
     spmd.check_devices()
-
-
-@dataclass(frozen=True)
-class RankIdentity:
-    """The numbers of one rank, which need not follow from each other on a pod."""
-
-    host: int
-    """torch elastic's node rank."""
-    worker: int | None
-    """The TPU worker number of the host; None without a TPU, or if it is not used."""
-    local_rank: int
-    rank: int
-    """RANK."""
-    ordinal: int | None
-    """`xr.global_ordinal()`, which collectives count by; None before the runtime has started."""
-
-    def __str__(self) -> str:
-        """'host 1 (TPU worker 1), local rank 2, RANK 6, ordinal 5'."""
-        worker = "" if self.worker is None else f" (TPU worker {self.worker})"
-        ordinal = "" if self.ordinal is None else f", ordinal {self.ordinal}"
-        return f"host {self.host}{worker}, local rank {self.local_rank}, RANK {self.rank}{ordinal}"
 
 
 def identify_rank() -> RankIdentity:

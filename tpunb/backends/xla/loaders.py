@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from queue import Queue
 from typing import Any
 
-from tpunb.runs import heartbeat
+from tpunb.backends import loader_waits
 
 
 def report_errors() -> None:
@@ -35,29 +35,14 @@ def report_errors() -> None:
 
 
 def count_waits() -> None:
-    """Count in the heartbeat how long loops wait for batches, for the rest of this process.
+    """Count in the heartbeat how long loops wait for MpDeviceLoader, for the rest of this process.
 
-    Only torch's DataLoader and torch_xla's MpDeviceLoader are timed: any other iterable may be the
-    training itself, written as a generator. For MpDeviceLoader, `next_item` is timed and not
-    `__next__`, which also ends the step before, with `torch_xla.sync()`, which may compile.
+    `next_item` is timed and not `__next__`, which also ends the step before, with
+    `torch_xla.sync()`, which may compile.
     """
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
     from torch_xla.distributed.parallel_loader import ParallelLoader
 
-    _count_waits_in(_BaseDataLoaderIter, "__next__")
-    _count_waits_in(ParallelLoader, "next_item")
-
-
-def _count_waits_in(batches: Any, method: str) -> None:
-    following = getattr(batches, method)
-    if getattr(following, "counts_waits", False):
-        return
-
-    def counting(*args: Any) -> Any:
-        return heartbeat.timed_read(lambda: following(*args))
-
-    counting.counts_waits = True  # type: ignore[attr-defined]
-    setattr(batches, method, counting)
+    loader_waits.count_waits_in(ParallelLoader, "next_item")
 
 
 class _ErrorQueueLoader:

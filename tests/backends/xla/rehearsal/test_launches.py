@@ -142,7 +142,7 @@ def test_mismatched_graph_execution_is_an_error_on_all_ranks(ranks: Ranks) -> No
 def legal() -> list[str]:
     rank, world = rehearse()
     from tpunb.backends.rehearsal import errors
-    from tpunb.backends.xla.rehearsal.install import end_rehearsal
+    from tpunb.backends.rehearsal.install import end_rehearsal
 
     said: list[str] = []
     errors.print_warning = said.append
@@ -195,7 +195,7 @@ def ends(kind: str) -> str:
     rank, _ = rehearse()
     import time
 
-    from tpunb.backends.xla.rehearsal.install import end_rehearsal
+    from tpunb.backends.rehearsal.install import end_rehearsal
 
     x = torch.ones(2, device=torch_xla.device())
     xm.rendezvous("all are here")

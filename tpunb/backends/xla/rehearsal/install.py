@@ -7,12 +7,10 @@ its own with one device, and data that torch_xla would send over the TPU's inter
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import resource
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +22,10 @@ import torch_xla.runtime as xr
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_xla.version import __version__
 
-from tpunb.backends.rehearsal import ranks
-from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.call import RankCall
-from tpunb.backends.rehearsal.errors import is_of_torch_distributed, make_refusal
+from tpunb.backends.rehearsal.errors import make_refusal
+from tpunb.backends.rehearsal.install import connect_ranks, memory_info
+from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
 from tpunb.backends.rehearsal.waiting import WaitTimes
 from tpunb.backends.rehearsal.wire import TIMEOUT, Wire
 from tpunb.backends.xla import private_names, runtime
@@ -43,17 +41,15 @@ from tpunb.backends.xla.rehearsal.collectives import (
 from tpunb.backends.xla.rehearsal.comparison import XlaComparison
 from tpunb.backends.xla.rehearsal.peers import Peers
 from tpunb.backends.xla.rehearsal.process_groups import (
-    ProcessGroupStores,
+    replace_xla_rendezvous,
     warn_of_bucket_views,
     warn_of_pairs,
 )
-from tpunb.utils import addresses, memory
 from tpunb.utils.errors import SetupError
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _library: torch.library.Library | None = None
 """Kept alive, because its operators live only as long as it does."""
-_wire: Wire | None = None
 
 
 def install_rehearsal(
@@ -74,19 +70,15 @@ def install_rehearsal(
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
     _check_versions()
-    agent = Agent.from_environment(os.environ, rank, world_size, local_rank, local_world_size)
-    global _wire
-    _wire = wire = Wire(agent, timeout, times, XlaComparison())
+    agent, wire = connect_ranks(
+        rank, world_size, local_rank, local_world_size, timeout, times, XlaComparison()
+    )
     # As pjrt.initialize_multiprocess sets them, for xr.local_ordinal() and similar functions.
     os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
     os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
     share_processors(os.environ, local_world_size)
-    if not agent.one_host:
-        addresses.bind_gloo(os.environ)
-    if not agent.one_host and world_size % local_world_size == 0:
-        ranks.name_hosts([str(host) for host in range(world_size // local_world_size)], world_size)
 
     rehearsed = make_collectives(wire, world_size)
     replaced = _identity(rank, world_size) | rehearsed.xlac | _refusals(XLAC)
@@ -95,7 +87,9 @@ def install_rehearsal(
         setattr(_XLAC, name, dynamo.opaque_to_dynamo(function))
     vars(xm).update(rehearsed.model)
     dynamo.patch_dynamo_bridge()
-    ProcessGroupStores(wire, agent).install()
+    stores = ProcessGroupStores(wire, agent)
+    stores.install()
+    replace_xla_rendezvous(wire, stores)
     warn_of_bucket_views()
     warn_of_pairs(world_size)
     register_optimizer_step_post_hook(divergence.programs.note_optimizer_step)
@@ -122,36 +116,6 @@ def _note_sync(marker: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return mark_step
-
-
-def leave_rehearsal() -> None:
-    """Announce that this rank has left the train cell: ranks that wait for it then fail."""
-    if _wire is not None:
-        _wire.leave()
-
-
-def name_departed(error: BaseException, world_size: int) -> None:
-    """Add to an error of torch.distributed which ranks have left the train cell."""
-    if _wire is None or not is_of_torch_distributed(error):
-        return
-    departed: list[int] = []
-    with contextlib.suppress(OSError):  # the cell has closed the board's descriptor
-        departed = _wire.departed(range(world_size))
-    if departed:
-        have = "have" if len(departed) > 1 else "has"
-        error.args = (
-            f"{error}\n{ranks.describe_ranks(departed)} {have} returned from the train cell: "
-            "does every rank make the same calls of torch.distributed?",
-        )
-
-
-def end_rehearsal() -> None:
-    """End the rehearsal. Call it after the exit handlers, which may call collectives, too.
-
-    Raises the first CollectiveError of this rank, even if the user's code has caught it.
-    """
-    if _wire is not None:
-        _wire.end()
 
 
 def _identity(rank: int, world_size: int) -> dict[str, Callable[..., Any]]:
@@ -194,13 +158,6 @@ def _check_versions() -> None:
     if missing:
         raise SetupError(
             f"torch_xla {__version__} lacks names that a rehearsal replaces: {', '.join(missing)}"
-        )
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise SetupError(
-            "rehearsal ranks need torch elastic's store, which is not shared with this process "
-            "(TORCHELASTIC_USE_AGENT_STORE is not True): unset "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or start with plain "
-            "`torchrun --nproc-per-node=N`"
         )
 
 
@@ -256,21 +213,6 @@ def share_processors(env: MutableMapping[str, str], local_world_size: int) -> No
     if not any(name in env for name in THREADS):
         share = len(os.sched_getaffinity(0)) // local_world_size
         env[THREADS[0]] = str(max(1, share))
-
-
-def memory_info(local_world_size: int) -> Mapping[str, int]:
-    """Bytes for xm.get_memory_info(): memory of this process, and its share of the machine's.
-
-    XLA's CPU client does not have these numbers (GetAllocatorStats is not supported).
-    """
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[1]) * resource.getpagesize()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts kilobytes
-    return {
-        "bytes_used": used,
-        "bytes_limit": memory.total_memory() // local_world_size,
-        "peak_bytes_used": max(peak, used),
-    }
 
 
 class Rendezvous:

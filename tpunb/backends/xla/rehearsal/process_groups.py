@@ -1,119 +1,42 @@
-"""The stores of torch.distributed's process groups in a rehearsal.
+"""torch.distributed's process groups of torch_xla in a rehearsal.
 
-Upstream, neither way works for every script. If torch elastic shares its store
-(TORCHELASTIC_USE_AGENT_STORE), ranks only connect to MASTER_PORT: a script that sets another
-port waits for a server that does not exist, and a second init_process_group, or one after a
-retry, finds the keys of the first. If it does not, `xla://` keeps MASTER_PORT until the process
-ends, so that a later `env://` cannot use it. So both are replaced: at torch elastic's port each
-init_process_group gets keys of its own in torch elastic's store, and at any other port rank 0
-serves a store, as after `xmp.spawn` on a TPU.
+Upstream, `xla://` does not work for every script: if torch elastic does not share its store, it
+keeps MASTER_PORT until the process ends, so that a later `env://` cannot use it. So it is replaced,
+as the stores of `env://` and `tcp://` are (`backends.rehearsal.process_groups`).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import ipaddress
-import os
-import socket
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store
 from torch.distributed import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch_xla.distributed.xla_backend import ProcessGroupXla  # registers what is replaced here
 
-from tpunb.backends.rehearsal.agent import Agent
-from tpunb.backends.rehearsal.call import RankCall
+from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
 from tpunb.backends.rehearsal.wire import Wire
 
 
-class ProcessGroupStores:
-    """Gives the process groups of one rank their stores.
+def replace_xla_rendezvous(wire: Wire, stores: ProcessGroupStores) -> None:
+    """Replace torch_xla's `xla://`."""
 
-    Nothing connects to torch elastic's store before the first init_process_group.
-    """
-
-    def __init__(self, wire: Wire, agent: Agent) -> None:
-        self._wire = wire
-        self._agent = agent
-        self._world_size = agent.world_size
-        self._pid = os.getpid()
-        self._count: Counter[int] = Counter()
-        """The number of groups made so far, by world size; equal on all ranks."""
-
-    def install(self) -> None:
-        """Replace torch_xla's `xla://`, and the function for the store of `env://` and `tcp://`."""
-        # By its module name, because the package's attribute of that name is a function.
-        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-        rendezvous._rendezvous_handlers["xla"] = self.xla_handler
-        rendezvous._create_c10d_store = self.create_store
-
-    def xla_handler(
-        self, url: str, timeout: timedelta = default_pg_timeout, **kwargs: object
+    def handler(
+        url: str, timeout: timedelta = default_pg_timeout, **kwargs: object
     ) -> Iterator[tuple[Store, int, int]]:
         """`pjrt_rendezvous_handler`: for init_method="xla://"."""
-        self._meet("xla")
-        yield self._own_keys(self._world_size, timeout), self._wire.rank, self._world_size
+        stores.meet("xla")
+        world_size = stores.world_size
+        yield stores.own_keys(world_size, timeout), wire.rank, world_size
 
-    def create_store(
-        self,
-        hostname: str,
-        port: int,
-        rank: int,
-        world_size: int,
-        timeout: timedelta,
-        use_libuv: bool = True,
-    ) -> Store:
-        """`_create_c10d_store`: for init_method="env://" and "tcp://"."""
-        if world_size == self._world_size and os.getpid() == self._pid:
-            self._meet(f"port {port}")
-        if port == self._agent.port:
-            return self._own_keys(world_size, timeout)
-        return TCPStore(
-            hostname,
-            port,
-            world_size,
-            is_master=rank == 0,
-            timeout=timeout,
-            multi_tenant=True,
-            master_listen_fd=_listen_here(hostname, port) if rank == 0 else None,
-            use_libuv=use_libuv,
-        )
-
-    def _meet(self, where: str) -> None:
-        """Meet on the wire first: unlike a store, it names a missing rank and its line."""
-        with self._wire.exchange(
-            RankCall("init_process_group", detail=where), range(self._world_size)
-        ):
-            pass
-
-    def _own_keys(self, world_size: int, timeout: timedelta) -> Store:
-        self._count[world_size] += 1
-        store = self._agent.open_store(timeout)
-        number = self._count[world_size]
-        return PrefixStore(f"tpunb/groups/{self._agent.attempt}/{world_size}/{number}", store)
-
-
-def _listen_here(hostname: str, port: int) -> int | None:
-    """Open a listening socket on the address that the script names; None if that fails.
-
-    TCPStore itself, which then opens the socket, listens on all interfaces, whatever the name.
-    """
-    address = "127.0.0.1" if hostname == "localhost" else hostname
-    try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    except ValueError:
-        return None
-    try:
-        server = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
-    except OSError:  # TCPStore shares a port that this process serves already, or reports why not
-        return None
-    return server.detach()
+    # By its module name, because the package's attribute of that name is a function.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous._rendezvous_handlers["xla"] = handler
 
 
 _pairs = 0

@@ -1,0 +1,114 @@
+"""The stack that a notebook is written for, from its code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpunb.notebook.stack import StackEvidence, stacks_named
+from tpunb.runs.spec import BackendName
+
+CERTAIN: dict[str, tuple[BackendName, str]] = {
+    "import torch_xla": ("xla", "import torch_xla"),
+    "import torch_xla.core.xla_model as xm": ("xla", "import torch_xla.core.xla_model"),
+    "from torch_xla import runtime as xr": ("xla", "from torch_xla import runtime"),
+    "torch_xla.sync()": ("xla", "torch_xla.sync"),
+    "d = torch.device('xla')": ("xla", 'device("xla")'),
+    "x.to('xla:0')": ("xla", 'to("xla:0")'),
+    "dist.init_process_group('xla', init_method='xla://')": ("xla", 'init_process_group("xla")'),
+    "torch.compile(f, backend='openxla')": ("xla", 'compile("openxla")'),
+    "with torch.autocast('xla'): pass": ("xla", 'autocast("xla")'),
+    "def f(i):\n    import torch_xla": ("xla", "import torch_xla"),
+    "%%tpu_train --cores 4\nimport torch_xla": ("xla", "import torch_xla"),
+    "!ls\nimport torch_xla": ("xla", "import torch_xla"),
+    "import torch_tpu": ("torchtpu", "import torch_tpu"),
+    "from torch_tpu import api": ("torchtpu", "from torch_tpu import api"),
+    "from torch.tpu import ops": ("torchtpu", "from torch.tpu import ops"),
+    "from torch import tpu": ("torchtpu", "from torch import tpu"),
+    "torch.tpu.synchronize()": ("torchtpu", "torch.tpu.synchronize"),
+    "model.to('tpu', dtype=torch.bfloat16)": ("torchtpu", 'to("tpu")'),
+    "model.tpu()": ("torchtpu", ".tpu()"),
+    "torch.zeros(2, device='tpu:0')": ("torchtpu", 'zeros(device="tpu:0")'),
+    "torch.zeros(2, device=f'tpu:{rank}')": ("torchtpu", 'zeros(device="tpu:")'),
+    "torch.load(f, map_location='tpu')": ("torchtpu", 'load(map_location="tpu")'),
+    "init_device_mesh('tpu', (4,))": ("torchtpu", 'init_device_mesh("tpu")'),
+    "torch.autocast(device_type='tpu')": ("torchtpu", 'autocast(device_type="tpu")'),
+    "DEVICE = 'tpu'": ("torchtpu", 'DEVICE = "tpu"'),
+    "class C:\n    device: str = 'tpu'": ("torchtpu", 'device = "tpu"'),
+    "def f(x, device='tpu'): ...": ("torchtpu", 'device = "tpu"'),
+    "dist.init_process_group('tpu_dist')": ("torchtpu", 'init_process_group("tpu_dist")'),
+    "dist.init_process_group(backend='cpu:gloo,tpu:tpu_dist')": (
+        "torchtpu",
+        'init_process_group("cpu:gloo,tpu:tpu_dist")',
+    ),
+    "TorchConfig(backend='tpu_dist')": ("torchtpu", 'TorchConfig("tpu_dist")'),
+    "model.cuda()": ("torch", ".cuda()"),
+    "torch.cuda.set_device(0)": ("torch", "torch.cuda.set_device"),
+    "x.to('cuda:1')": ("torch", 'to("cuda:1")'),
+    "from torch.cuda.amp import autocast": ("torch", "from torch.cuda.amp import autocast"),
+    "dist.init_process_group('gloo')": ("torch", 'init_process_group("gloo")'),
+    "dist.init_process_group(backend='cpu:gloo,cuda:nccl')": (
+        "torch",
+        'init_process_group("cpu:gloo,cuda:nccl")',
+    ),
+}
+WEAK: dict[str, set[BackendName]] = {
+    "try:\n    import torch_xla\nexcept ImportError:\n    torch_xla = None": {"xla"},
+    "try:\n    import torch_xla\nexcept (ImportError, OSError):\n    pass": {"xla"},
+    "try:\n    x = 1\nexcept ImportError:\n    import torch_xla": {"xla"},
+    "if torch.cuda.is_available():\n    model.cuda()\nelse:\n    model.to('tpu')": {
+        "torch",
+        "torchtpu",
+    },
+    "device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')": {"torch"},
+    "if args.use_tpu:\n    import torch_xla": {"xla"},
+    "torch.cuda.manual_seed_all(0)": {"torch"},
+    "from torch.nn.parallel import DistributedDataParallel as DDP": {"torch"},
+    "dist.init_process_group()": {"torch"},
+    "dist.new_group(backend='gloo')": {"torch"},
+}
+NONE = [
+    "print('import torch_xla, torch_tpu or cuda')",
+    "# import torch_xla",
+    "s = 'tpu'",
+    "%%bash\npython -c 'import torch_xla'",
+    "import torch_xla_extras",
+    "import torch\nx = torch.device('cpu')",
+    "importlib.util.find_spec('torch_xla')",
+    "import torch_xla.(",
+    "tf.device('/TPU:0')",
+    "from . import torch_xla",
+]
+
+
+@pytest.mark.parametrize("source", CERTAIN, ids=CERTAIN)
+def test_certain_evidence(source: str) -> None:
+    stack, found = CERTAIN[source]
+    assert [(name, one.found, one.certain) for name, one in stacks_named([source]).items()] == [
+        (stack, found, True)
+    ]
+
+
+@pytest.mark.parametrize("source", WEAK, ids=WEAK)
+def test_code_that_other_stacks_may_run_is_weak(source: str) -> None:
+    found = stacks_named([source])
+    assert set(found) == WEAK[source]
+    assert not any(one.certain for one in found.values())
+
+
+@pytest.mark.parametrize("source", NONE)
+def test_no_evidence(source: str) -> None:
+    assert stacks_named([source]) == {}
+
+
+def test_a_handler_that_is_not_for_imports_leaves_it_certain() -> None:
+    source = "try:\n    import torch_xla\nfinally:\n    print('x')"
+    assert stacks_named([source])["xla"].certain
+
+
+def test_certain_evidence_comes_before_weak_evidence_above_it() -> None:
+    weak = "try:\n    import torch_xla\nexcept ImportError: pass"
+    cells = [weak, "x = 1", "\n# here\nmodel.to('xla')\nmodel.to('tpu')"]
+    assert stacks_named(cells) == {
+        "xla": StackEvidence(2, 3, 'to("xla")', True),
+        "torchtpu": StackEvidence(2, 4, 'to("tpu")', True),
+    }

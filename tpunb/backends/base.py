@@ -1,0 +1,82 @@
+"""`Backend`: what ranks train with, as the rest of tpunb sees it.
+
+Standard library only: the kernel and the supervisor import this package without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tpunb.runs.heartbeat import Counts
+from tpunb.runs.spec import BackendName, Device
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """One rank among all, and its device."""
+
+    device: Device
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    spmd: int | None = None
+    """The cores that this process drives alone, in torch_xla's SPMD mode; None in other modes."""
+
+
+@dataclass(frozen=True)
+class RankIdentity:
+    """The numbers of one rank, which need not follow from each other on a pod."""
+
+    host: int
+    """torch elastic's node rank."""
+    worker: int | None
+    """The TPU worker number of the host; None without a TPU, or if it is not used."""
+    local_rank: int
+    rank: int
+    """RANK."""
+    ordinal: int | None
+    """`xr.global_ordinal()`, which collectives count by; None before the runtime has started."""
+
+    def __str__(self) -> str:
+        """'host 1 (TPU worker 1), local rank 2, RANK 6, ordinal 5'."""
+        worker = "" if self.worker is None else f" (TPU worker {self.worker})"
+        ordinal = "" if self.ordinal is None else f", ordinal {self.ordinal}"
+        return f"host {self.host}{worker}, local rank {self.local_rank}, RANK {self.rank}{ordinal}"
+
+
+class Backend(Protocol):
+    """What ranks train with. One per process; its methods are called in this order."""
+
+    name: BackendName
+    modules: tuple[str, ...]
+    """Imported by the fork server. None of them starts a thread or touches a device."""
+    has_programs: bool
+    """True if the operations of a step form programs, which are compiled and started."""
+
+    def warm(self, device: Device) -> None:
+        """In the fork server, after the imports."""
+
+    def fork_problem(self) -> str | None:
+        """Why this process must not be forked, as a verb phrase: 'uses an XLA device'; or None."""
+
+    def prepare(self, setup: RankSetup) -> None:
+        """In a rank, before any of the user's code: give it its device and its peers."""
+
+    def start(self, setup: RankSetup) -> None:
+        """Right before the train cell, after the prelude."""
+
+    def identity(self) -> RankIdentity:
+        """This rank's numbers."""
+        ...
+
+    def collectives(self) -> int | None:
+        """How many collectives may have averaged gradients so far; None if not counted here."""
+
+    def counts(self) -> Counts:
+        """The counts for the heartbeat."""
+        ...
+
+    def finish(self) -> None:
+        """After the train cell: end the device's pending work."""

@@ -1,0 +1,142 @@
+"""Which backend the runs of a notebook use, and why. Standard library only."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from tpunb.runs.spec import BackendName
+from tpunb.utils.errors import (
+    INSTALL_TORCHTPU,
+    INSTALL_XLA,
+    MissingPackageError,
+    SetupError,
+)
+
+LABELS: Mapping[BackendName, str] = {
+    "xla": "torch_xla",
+    "torchtpu": "TorchTPU",
+    "torch": "torch.distributed",
+}
+"""The backends in messages."""
+TORCHTPU_SINCE = (2, 11)
+"""The first torch with everything that `torch.device("tpu")` needs (torch_tpu 0.2)."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed, as far as it matters for the choice."""
+
+    torch: tuple[int, ...]
+    """Major and minor version; () without torch."""
+    torch_xla: bool
+    torch_tpu: bool
+
+    @property
+    def has_torchtpu(self) -> bool:
+        """True if `torch.device("tpu")` can be used, or rehearsed."""
+        return self.torch >= TORCHTPU_SINCE
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Code that names a backend."""
+
+    place: str
+    """'cell [3] has `import torch_xla`'."""
+    certain: bool
+    """False for code that other backends may run, too: a fallback, a branch on the hardware."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend, and the reason for it."""
+
+    backend: BackendName
+    why: str
+    """'cell [3] has `import torch_xla`', 'torch_xla is installed'."""
+    installed: Installed
+
+    def __str__(self) -> str:
+        """'backend: TorchTPU (cell [3] has `torch.device("tpu")`)'."""
+        return f"backend: {LABELS[self.backend]} ({self.why})"
+
+    def require(self, purpose: str, *, on_tpu: bool) -> None:
+        """Raise SetupError unless everything is installed that a run with this backend needs.
+
+        `purpose`: '%%tpu_train'. `on_tpu`: this machine has a TPU.
+        """
+        if (error := self.problem(purpose, on_tpu=on_tpu)) is not None:
+            raise error
+
+    def problem(self, purpose: str = "training", *, on_tpu: bool) -> SetupError | None:
+        """What `require` raises, or None."""
+        installed, why = self.installed, f"{purpose} ({self.why})"
+        if self.backend == "xla" and not (installed.torch and installed.torch_xla):
+            fix = f"`{INSTALL_XLA}` installs a matching pair"
+            if installed.has_torchtpu:
+                fix += "; `tpunb migrate --to torchtpu` rewrites the notebook"
+            return MissingPackageError("torch_xla" if installed.torch else "torch", why, fix)
+        if not installed.torch:
+            return MissingPackageError("torch", why, f"`{INSTALL_TORCHTPU}` installs it")
+        if self.backend == "torchtpu" and not installed.has_torchtpu:
+            version = ".".join(map(str, installed.torch))
+            return SetupError(
+                f"TorchTPU is needed for {why}, and it needs torch 2.11 or later, but torch "
+                f"{version} is installed. In an environment without torch_xla: "
+                f"`{INSTALL_TORCHTPU}`"
+            )
+        if self.backend == "torchtpu" and on_tpu and not installed.torch_tpu:
+            return MissingPackageError("torch_tpu", why, f"`{INSTALL_TORCHTPU}` installs it")
+        return None
+
+
+def find_installed() -> Installed:
+    """Look for the packages without importing them."""
+    try:
+        parts = metadata.version("torch").split(".")[:2]
+    except metadata.PackageNotFoundError:
+        parts = []
+    return Installed(
+        tuple(int(part) for part in parts if part.isdecimal()),
+        *(importlib.util.find_spec(name) is not None for name in ("torch_xla", "torch_tpu")),
+    )
+
+
+def choose(
+    asked: BackendName | None, named: Mapping[BackendName, Sign], installed: Installed
+) -> Choice:
+    """Choose a backend: the one that was asked for, that the code names, or that is installed.
+
+    If the code names both torch_xla and TorchTPU, or may run with either, what is installed
+    decides. `%tpu_setup --backend` is `asked`.
+    """
+    if asked is not None:
+        return Choice(asked, f"%tpu_setup --backend {asked}", installed)
+    backend = _named(named, installed)
+    if backend is not None:
+        return Choice(backend, named[backend].place, installed)
+    if installed.torch_xla:
+        return Choice("xla", f"torch_xla is installed, and {_NONE}", installed)
+    if installed.torch_tpu and installed.has_torchtpu:
+        return Choice("torchtpu", f"torch_tpu is installed, and {_NONE}", installed)
+    return Choice("torch", f"torch_xla is not installed, and {_NONE}", installed)
+
+
+_NONE = "no cell names another backend"
+
+
+def _named(named: Mapping[BackendName, Sign], installed: Installed) -> BackendName | None:
+    fits: dict[BackendName, bool] = {
+        "xla": installed.torch_xla,
+        "torchtpu": installed.has_torchtpu and not installed.torch_xla,
+    }
+    certain = [name for name in fits if name in named and named[name].certain]
+    possible = [name for name in fits if name in named and fits[name]]
+    if len(certain) == 1:
+        return certain[0]
+    if possible or certain:
+        return (possible or certain)[0]
+    return "torch" if "torch" in named and named["torch"].certain else None

@@ -1,0 +1,123 @@
+"""Rehearsal: the ranks of a run on CPU cores, which agree on each collective of torch.distributed.
+
+Importing this module replaces nothing. On an accelerator `install_rehearsal` is never called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Mapping, Sequence
+
+from tpunb.backends.rehearsal import ranks
+from tpunb.backends.rehearsal.agent import Agent
+from tpunb.backends.rehearsal.distributed import CPU, TensorKind, install_collectives
+from tpunb.backends.rehearsal.errors import is_of_torch_distributed
+from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
+from tpunb.backends.rehearsal.waiting import WaitTimes
+from tpunb.backends.rehearsal.wire import TIMEOUT, Comparison, Wire
+from tpunb.utils import addresses, memory
+from tpunb.utils.errors import SetupError
+
+FOREVER = 1e8
+"""Seconds: three years. The supervisor, which knows where all ranks are, ends a run without
+activity. Waiting for a rank that is active may be intended, however long it takes."""
+_wire: Wire | None = None
+
+
+def install_rehearsal(
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    timeout: float = FOREVER,
+    times: WaitTimes | None = None,
+    kinds: Sequence[TensorKind] = (CPU,),
+) -> Wire:
+    """Make this process rank `rank` of `world_size`, with collectives that the ranks compare.
+
+    Call it once per process, after the import of torch (2.11 or later) and before the user's code.
+    Reads MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT, which locate torch elastic's
+    store; connects to it at the first collective. `timeout`: seconds that a rank waits for the
+    others in a collective, unless its process group was made with a time-out of its own.
+
+    Raises SetupError if torch elastic serves no store.
+    """
+    agent, wire = connect_ranks(rank, world_size, local_rank, local_world_size, timeout, times)
+    ProcessGroupStores(wire, agent).install()
+    for kind in kinds:
+        install_collectives(kind).compare_over(wire, world_size)
+    return wire
+
+
+def connect_ranks(
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    timeout: float = TIMEOUT,
+    times: WaitTimes | None = None,
+    comparison: Comparison | None = None,
+) -> tuple[Agent, Wire]:
+    """The wire between the ranks of the run, for all kinds of rehearsals.
+
+    Raises SetupError if torch elastic serves no store.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise SetupError(
+            "rehearsal ranks need torch elastic's store, which is not shared with this process "
+            "(TORCHELASTIC_USE_AGENT_STORE is not True): unset "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or start with plain "
+            "`torchrun --nproc-per-node=N`"
+        )
+    agent = Agent.from_environment(os.environ, rank, world_size, local_rank, local_world_size)
+    global _wire
+    _wire = wire = Wire(agent, timeout, times, comparison)
+    if not agent.one_host:
+        addresses.bind_gloo(os.environ)
+    if not agent.one_host and world_size % local_world_size == 0:
+        ranks.name_hosts([str(host) for host in range(world_size // local_world_size)], world_size)
+    return agent, wire
+
+
+def leave_rehearsal() -> None:
+    """Announce that this rank has left the train cell: ranks that wait for it then fail."""
+    if _wire is not None:
+        _wire.leave()
+
+
+def name_departed(error: BaseException, world_size: int) -> None:
+    """Add to an error of torch.distributed which ranks have left the train cell."""
+    if _wire is None or not is_of_torch_distributed(error):
+        return
+    departed: list[int] = []
+    with contextlib.suppress(OSError):  # the cell has closed the board's descriptor
+        departed = _wire.departed(range(world_size))
+    if departed:
+        have = "have" if len(departed) > 1 else "has"
+        error.args = (
+            f"{error}\n{ranks.describe_ranks(departed)} {have} returned from the train cell: "
+            "does every rank make the same calls of torch.distributed?",
+        )
+
+
+def end_rehearsal() -> None:
+    """End the rehearsal. Call it after the exit handlers, which may call collectives, too.
+
+    Raises the first CollectiveError of this rank, even if the user's code has caught it.
+    """
+    if _wire is not None:
+        _wire.end()
+
+
+def memory_info(local_world_size: int) -> Mapping[str, int]:
+    """Bytes: memory of this process, and its share of the machine's. As xm.get_memory_info()."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts kilobytes
+    return {
+        "bytes_used": used,
+        "bytes_limit": memory.total_memory() // local_world_size,
+        "peak_bytes_used": max(peak, used),
+    }

@@ -1,0 +1,1 @@
+"""torch.distributed alone: gloo on processors, nccl on CUDA devices."""

@@ -1,0 +1,81 @@
+"""Plain torch.distributed as a `Backend`: gloo on processors, nccl on CUDA devices."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from tpunb.backends import loader_waits
+from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.rehearsal import install
+from tpunb.backends.torch.steps import steps
+from tpunb.runs.heartbeat import Counts
+from tpunb.runs.spec import BackendName, Device
+from tpunb.utils import addresses
+
+
+class TorchBackend:
+    """torch.distributed alone. See `Backend` for the methods."""
+
+    name: BackendName = "torch"
+    modules: tuple[str, ...] = (
+        *("torch", "torch.distributed", "torch.optim"),
+        "torch._dynamo",  # the first optimizer imports it, which takes 2 s
+        "tpunb.backends.rehearsal.install",
+    )
+    has_programs = False
+
+    def warm(self, device: Device) -> None:
+        """Do nothing: the imports are all that can be done ahead."""
+
+    def fork_problem(self) -> str | None:
+        """CUDA does not survive a fork: the child cannot initialise it again."""
+        torch: Any = sys.modules["torch"]
+        return "uses a GPU" if torch.cuda.is_initialized() else None
+
+    def prepare(self, setup: RankSetup) -> None:
+        """On the CPU, have ranks compare their collectives. Count steps and waits.
+
+        Each rank sees all GPUs, and takes that of its LOCAL_RANK.
+        """
+        if setup.local_world_size < setup.world_size:
+            addresses.bind_gloo(os.environ)
+        if setup.device == "CPU" and setup.world_size > 1:
+            self.rehearse(setup)
+        steps.watch()
+        loader_waits.count_waits()
+
+    def rehearse(self, setup: RankSetup) -> None:
+        """Install what only several ranks on the CPU have."""
+        install.install_rehearsal(
+            setup.rank, setup.world_size, setup.local_rank, setup.local_world_size
+        )
+
+    def start(self, setup: RankSetup) -> None:
+        """Choose this rank's GPU for code that says "cuda" without a number."""
+        if setup.device == "GPU":
+            sys.modules["torch"].cuda.set_device(setup.local_rank)
+
+    def identity(self) -> RankIdentity:
+        """The numbers of torch elastic."""
+        numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
+        host, local_rank, rank = numbers
+        return RankIdentity(host, None, local_rank, rank, None)
+
+    def collectives(self) -> int | None:
+        """Not counted here."""
+        return None
+
+    def counts(self) -> Counts:
+        """Optimizer steps and compilations."""
+        return steps.counts()
+
+    def finish(self) -> None:
+        """Wait for the GPU's pending work."""
+        torch: Any = sys.modules["torch"]
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+
+backend = TorchBackend()

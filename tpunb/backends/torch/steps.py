@@ -1,0 +1,66 @@
+"""Optimizer steps and compilations of plain torch code, counted for the heartbeat.
+
+They are counted where they happen, without a thread: a process with one thread can be forked
+without a warning, for example by a DataLoader.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+from tpunb.backends.engine_watch import EngineWatch
+from tpunb.runs import heartbeat
+from tpunb.runs.heartbeat import Counts
+from tpunb.utils.patching import Replacements
+
+CALLBACK = "torch._dynamo.callback"
+"""torch.compile's own hooks around each compilation (`callback_handler`; torch 2.9 to 2.15)."""
+
+
+class Steps:
+    """The steps and compilations of this process."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._begun = 0
+        self._ended = 0
+        self._nanoseconds = 0
+        self._since = 0
+
+    def watch(self) -> None:
+        """Count for the rest of this process. torch.compile is not imported for it."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self._stepped)
+        EngineWatch(heartbeat.note_backward)
+        Replacements({CALLBACK: self._watch_compilations}).begin()
+
+    def counts(self) -> Counts:
+        """The counts for the heartbeat."""
+        return (self.steps, self._begun, self._ended, self._nanoseconds, self.steps, 0)
+
+    def _stepped(self, optimizer: object, args: object, options: object) -> None:
+        compiler: Any = sys.modules["torch"].compiler
+        if not compiler.is_compiling():
+            self.steps += 1
+            heartbeat.complete_counts()
+
+    def _watch_compilations(self, callback: ModuleType) -> None:
+        callback.callback_handler.register_start_callback(self._begin_compilation)
+        callback.callback_handler.register_end_callback(self._end_compilation)
+
+    def _begin_compilation(self, *args: object) -> None:
+        self._begun += 1
+        self._since = time.perf_counter_ns()
+        heartbeat.complete_counts()
+
+    def _end_compilation(self, *args: object) -> None:
+        self._ended += 1
+        self._nanoseconds += time.perf_counter_ns() - self._since
+        heartbeat.complete_counts()
+
+
+steps = Steps()

@@ -1,0 +1,51 @@
+"""TorchTPU as a `Backend`: `torch.device("tpu")`, on a TPU or rehearsed on CPU cores."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from tpunb.backends.base import RankSetup
+from tpunb.backends.torch.backend import TorchBackend
+from tpunb.runs.spec import BackendName, Device
+
+_DEVICE = "tpunb.backends.torchtpu.rehearsal.device"
+_INSTALL = "tpunb.backends.torchtpu.rehearsal.install"
+
+
+class TorchTpuBackend(TorchBackend):
+    """TorchTPU. See `Backend` for the methods."""
+
+    name: BackendName = "torchtpu"
+
+    def warm(self, device: Device) -> None:
+        """Without a TPU, install the rehearsed device; on one, torch has loaded torch_tpu."""
+        if device == "CPU":
+            importlib.import_module(_DEVICE).install()
+            importlib.import_module(_INSTALL)
+
+    def fork_problem(self) -> str | None:
+        """An opened TPU does not survive a fork. A rehearsed one does: it has no state."""
+        tpu: Any = sys.modules.get("torch.tpu")
+        if tpu is None or importlib.import_module(_DEVICE).is_installed():
+            return None
+        return "uses the TPU" if tpu.is_initialized() else None
+
+    def rehearse(self, setup: RankSetup) -> None:
+        """Compare the collectives of tensors on "tpu" and on the CPU."""
+        importlib.import_module(_INSTALL).install_rehearsal(
+            setup.rank, setup.world_size, setup.local_rank, setup.local_world_size
+        )
+
+    def start(self, setup: RankSetup) -> None:
+        """Do nothing: torch_tpu opens the TPU at its first use."""
+
+    def finish(self) -> None:
+        """Wait for the TPU's pending work."""
+        torch: Any = sys.modules["torch"]
+        if (tpu := sys.modules.get("torch.tpu")) is not None and tpu.is_initialized():
+            torch.accelerator.synchronize()
+
+
+backend = TorchTpuBackend()

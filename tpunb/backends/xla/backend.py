@@ -1,0 +1,65 @@
+"""torch_xla as a `Backend`."""
+
+from __future__ import annotations
+
+from tpunb.backends import loader_waits
+from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.xla import counters, device, loaders, runtime
+from tpunb.runs.heartbeat import Counts
+from tpunb.runs.spec import BackendName, Device
+
+
+class XlaBackend:
+    """torch_xla, on a TPU or rehearsed on CPU cores. See `Backend` for the methods."""
+
+    name: BackendName = "xla"
+    modules = (
+        "torch",
+        "torch_xla",
+        "torch_xla.core.xla_model",
+        "torch_xla.distributed.parallel_loader",
+        "torch_xla.distributed.xla_multiprocessing",
+        "torch_xla.runtime",
+        "tpunb.backends.xla.rehearsal.install",
+    )
+    has_programs = True
+
+    def warm(self, device: Device) -> None:
+        """Do nothing: the imports are all that can be done ahead."""
+
+    def fork_problem(self) -> str | None:
+        """An initialised XLA runtime does not survive a fork (measured, torch_xla 2.9)."""
+        return "uses an XLA device" if runtime.is_running() else None
+
+    def prepare(self, setup: RankSetup) -> None:
+        """Choose the rank's chip, or install the rehearsal; count what loops wait for."""
+        self._on_tpu = setup.device == "TPU"
+        device.prepare_device(setup)
+        runtime.start_before_backward()
+        loaders.report_errors()
+        loader_waits.count_waits()
+        loaders.count_waits()
+
+    def start(self, setup: RankSetup) -> None:
+        """Start the runtime on a TPU."""
+        device.start_device(setup)
+
+    def identity(self) -> RankIdentity:
+        """The numbers of torch elastic and of torch_xla."""
+        return device.identify_rank()
+
+    def collectives(self) -> int | None:
+        """On a TPU, torch_xla's counters. A rehearsal knows each collective."""
+        return counters.collectives() if self._on_tpu else None
+
+    def counts(self) -> Counts:
+        """torch_xla's counters."""
+        return counters.heartbeat_counts()
+
+    def finish(self) -> None:
+        """On a TPU a pending program may hold a collective that needs all ranks."""
+        if (torch_xla := runtime.running_module()) is not None:
+            torch_xla.sync(wait=True)
+
+
+backend = XlaBackend()
