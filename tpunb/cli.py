@@ -205,7 +205,9 @@ class DoctorOptions(_RunsFolder):
         metavar="PLACE",
         help="check every host of this place of places.toml, and the connections between them",
     )
-    try_import: bool = flag("--import", help="also try to import torch and torch_xla (takes 7 s)")
+    try_import: bool = flag(
+        "--import", help="also try to import torch and what the backend needs (takes 7 s)"
+    )
 
 
 def _doctor(chosen: DoctorOptions) -> int:
@@ -218,7 +220,9 @@ def _doctor(chosen: DoctorOptions) -> int:
     report = doctor.inspect_machine(os.environ, runs=chosen.runs)
     if chosen.try_import:
         machine = report.machine
-        env = environment.run_environment(os.environ, machine.device, machine=machine)
+        env = environment.run_environment(
+            os.environ, machine.device, machine=machine, backend=machine.backend
+        )
         report = report.with_problem(packages.import_problem(env, machine, report.packages))
     if chosen.json:
         print(json.dumps(report.to_json(), indent=1))

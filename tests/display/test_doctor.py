@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.dumps import DUMPS
-from tests.machine.machines import PAIR, look, machine
+from tests.machine.machines import PAIR, TORCH_TPU, look, machine
 from tpunb.display import doctor
 from tpunb.machine.doctor import SetupReport
 from tpunb.machine.problem import SetupProblem
+from tpunb.runs.spec import BackendName
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -74,6 +75,51 @@ def test_doctor_report_of_a_ready_tpu(tmp_path: Path) -> None:
     assert re.search(r"^price +v5litepod-8 in us-central1, spot: \$1\.96 an hour", text, re.M)
     assert re.search(r"^compiled +kept in /\S+/xla/v5e \(0 MiB\)", text, re.M)
     assert doctor.report_card(report).startswith('<div style="border-left:3px solid #2da44e')
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "backend", "rows"),
+    [
+        (
+            "v6e-8",
+            TORCH_TPU,
+            "torchtpu",
+            [
+                "Ready: 8 cores on 8 TPU v6e chips",
+                "backend   torchtpu (torch 2.13.0+cpu, torch_tpu 0.2.0; because it is)",
+                "cores     1, 4 or 8 on this host",
+            ],
+        ),
+        (
+            "laptop",
+            {"torch": "2.13.0"},
+            "torchtpu",
+            ["backend   torchtpu (torch 2.13.0; because it is)", "no TPU; 4 rehearsal cores on"],
+        ),
+        ("v6e-8", {"torch": "2.13.0"}, "torch", ["not used (backend torch): 4 rehearsal cores"]),
+        ("v5e-8", PAIR, "xla", ["backend   xla (torch 2.9.0+cpu, torch_xla 2.9.0;", "1 or 8 on"]),
+    ],
+)
+def test_the_backend_and_its_reason(
+    name: str, packages: dict[str, str], backend: BackendName, rows: list[str], tmp_path: Path
+) -> None:
+    with machine(name, tmp_path) as made:
+        report = look(made, packages, backend=backend, why="it is")
+    lines = [re.sub(" {2,}", " ", line) for line in doctor.report_text(report).splitlines()]
+    for row in rows:
+        assert any(re.sub(" {2,}", " ", row) in line for line in lines), row
+    told = report.to_json()
+    assert (told["backend"], told["backend_reason"]) == (backend, "it is")
+
+
+def test_gpus_are_the_device_of_the_backend_torch(tmp_path: Path) -> None:
+    with machine("colab-gpu", tmp_path) as made:
+        report = look(made, {"torch": "2.13.0"}, backend="torch")
+    on_gpus = replace(report, machine=replace(report.machine, device="GPU", gpus=2), cores=2)
+    text = doctor.report_text(on_gpus)
+    assert text.startswith("Ready: 2 GPUs\n")
+    assert re.search("^device +2 GPUs$", text, re.M)
+    assert doctor.report_text(replace(on_gpus, cores=1)).startswith("Ready: 1 GPU of 2\n")
 
 
 def test_issues_come_first_with_their_fixes(tmp_path: Path) -> None:

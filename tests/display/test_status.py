@@ -157,9 +157,10 @@ def test_many_ranks_of_hosts_with_long_names_are_not_cut() -> None:
     )
 
 
-def test_one_rank_on_a_tpu(make: Make) -> None:
-    status = make(RanksStarted(0, (1,)), world_size=1, device="TPU")
-    assert status.content() == ("starting", "1 of 1 rank", "TPU", "0 s")
+@pytest.mark.parametrize("device", ["TPU", "GPU"])
+def test_one_rank_on_a_device(device: str, make: Make) -> None:
+    status = make(RanksStarted(0, (1,)), world_size=1, device=device)
+    assert status.content() == ("starting", "1 of 1 rank", device, "0 s")
 
 
 def test_state_ignores_changes_of_time_and_numbers(make: Make, clock: Clock) -> None:

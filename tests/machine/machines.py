@@ -12,6 +12,7 @@ from tests.fakes.machine import FakeMachine
 from tests.fakes.metadata import FakeMetadataServer
 from tpunb.machine import doctor, metadata
 from tpunb.machine.doctor import SetupReport
+from tpunb.runs.spec import BackendName
 
 LONG = 60.0
 """Time-out in seconds: 0.25 s is too short on a machine that is busy with other tests."""
@@ -21,6 +22,8 @@ metadata.PATIENCE = LONG
 _STALLED: set[str] = set()
 PAIR = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "ipykernel": "6.17.1"}
 """Colab's packages, which fit together."""
+TORCH_TPU = {"torch": "2.13.0+cpu", "torch_tpu": "0.2.0", "libtpu": "0.0.52"}
+"""TorchTPU's packages, which fit together."""
 OF_KAGGLE = {"torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"}
 
 
@@ -54,9 +57,12 @@ def look(
     needs: Mapping[str, Any] | None = None,
     python: tuple[int, ...] = (3, 12, 1),
     patience: float | None = None,
+    backend: BackendName | None = "xla",
     **values: Any,
 ) -> SetupReport:
-    """The report with these packages installed. `patience`: for the metadata server."""
+    """The report with these packages installed. `patience`: for the metadata server. `backend`:
+    None for the one that they are for.
+    """
     path = [made.packages(packages, needs)]
     told = metadata.read_all(made.env, made.root, patience or patience_with(made))
     return doctor.inspect_machine(
@@ -66,6 +72,7 @@ def look(
         path=path,
         python=python,
         answers=told,
+        backend=backend,
         **values,
     )
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import torch_tpu
 from tests.fakes.dumps import DUMPS
 from tests.machine.machines import machine, patience_with
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine, detect_machine
+from tpunb.runs.spec import BackendName
 
 
 def test_a_run_gets_its_device_and_loses_what_other_launchers_left() -> None:
@@ -165,6 +167,50 @@ def test_gkes_label_becomes_the_name_that_torch_xla_knows(tmp_path: Path) -> Non
             for change in environment.environment_changes(made.env, "TPU", detect_machine(made.env))
             if change.name == "TPU_ACCELERATOR_TYPE"
         ]
+
+
+LAUNCHED = dict.fromkeys(environment.LAUNCH_VARIABLES, "from a cell")
+OF_HOST = {**PRESETS[0], "TPU_PROCESS_PORT": "8476", "TPU_PROCESS_BOUNDS": "1,1,1"}
+XLA = {"PJRT_DEVICE": "CPU", "XLA_USE_SPMD": "1", "TPU_VISIBLE_CHIPS": "0"}
+
+
+def test_a_run_of_torchtpu_loses_what_is_for_others_and_gets_nothing_of_torch_xla() -> None:
+    kernel = {"HOME": "/root", "RANK": "3", "TPU_SKIP_MDS_QUERY": "1", **LAUNCHED, **OF_HOST, **XLA}
+    made = environment.run_environment(kernel, "TPU", backend="torchtpu")
+    assert made == {
+        "HOME": "/root",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TQDM_MININTERVAL": "0.5",
+    }
+    asked = environment.run_environment(kernel, "TPU", {"XLA_USE_SPMD": "1"}, backend="torchtpu")
+    assert asked["XLA_USE_SPMD"] == "1"
+
+
+def test_a_topology_from_outside_is_that_of_the_whole_slice() -> None:
+    pod = spmd_machine(device="TPU", chips=4, generation="v5e", workers=4)
+    one = spmd_machine(device="TPU", chips=4, generation="v5e")
+    kept = environment.run_environment(LAUNCHED, "TPU", machine=pod, backend="torchtpu")
+    assert LAUNCHED.keys() & kept.keys() == {"TORCH_TPU_TOPOLOGY"}
+    alone = environment.run_environment(LAUNCHED, "TPU", machine=one, backend="torchtpu")
+    assert not LAUNCHED.keys() & alone.keys()
+
+
+@pytest.mark.parametrize("backend", ["torchtpu", "torch"])
+def test_torch_tpu_is_not_loaded_without_its_tpu(
+    backend: BackendName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = environment.AUTOLOAD
+    assert name not in environment.run_environment({}, "CPU", backend=backend)  # not installed
+    monkeypatch.syspath_prepend(torch_tpu.install(tmp_path))
+    assert environment.run_environment({}, "CPU", backend=backend)[name] == "0"
+    assert environment.run_environment({name: "1"}, "CPU", backend=backend)[name] == "1"
+    assert name not in environment.run_environment({}, "TPU", backend=backend)
+
+
+def test_what_differs_in_every_launch_does_not_cost_a_warm_fork_server() -> None:
+    env = {**LAUNCHED, "TORCH_TPU_TIER2_COMPILATION_CACHE": "mine"}
+    assert environment.read_at_import(env).keys() == {"TORCH_TPU_TIER2_COMPILATION_CACHE"}
 
 
 CELLS = "cell [3] calls use_spmd()"

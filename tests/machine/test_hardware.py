@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.dumps import DUMPS
 from tests.fakes.machine import FakeMachine
 from tests.fakes.metadata import Behaviour, FakeMetadataServer
-from tests.machine.machines import LONG, SHORT, ids, look, machine
+from tests.machine.machines import LONG, SHORT, TORCH_TPU, ids, look, machine
 from tpunb.machine import environment, resources
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
@@ -202,8 +202,76 @@ def test_a_generation_that_torch_xla_hardly_knows(tmp_path: Path) -> None:
     found = look(made)
     assert found.machine.generation == "v7x"
     (advice,) = [one for one in found.advice if one.id == "v7x"]
-    assert "torch_tpu" in advice.message
+    assert "TorchTPU supports it" in advice.message
     assert "v7x" not in ids(look(FakeMachine(tmp_path / "older").chips("v6e", 4)))[1]
+
+
+def on_vfio(root: Path, generation: str, chips: int) -> FakeMachine:
+    """A machine whose chips torch_tpu finds, of every generation."""
+    made = FakeMachine(root, {"TPU_SKIP_MDS_QUERY": "1"}).chips(generation, chips, files=False)
+    for group, chip in enumerate(sorted((root / "sys/bus/pci/devices").glob("*"))[-chips:]):
+        made.file(f"dev/vfio/{group}")
+        if not (chip / "iommu_group").is_symlink():
+            (chip / "iommu_group").symlink_to(f"../../../kernel/iommu_groups/{group}")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("generation", "chips", "cores"), [("v7x", 4, 8), ("v6e", 4, 4), ("v4", 4, 4), ("v5e", 2, 1)]
+)
+def test_torchtpu_has_a_rank_for_each_device(
+    generation: str, chips: int, cores: int, tmp_path: Path
+) -> None:
+    made = on_vfio(tmp_path, generation, chips)
+    found = look(made, TORCH_TPU, backend="torchtpu")
+    assert (found.machine.device, found.cores) == ("TPU", cores)
+    assert ids(found) == ([], ["tcmalloc"])
+    made.env["LD_PRELOAD"] = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"  # the fix
+    assert ids(look(made, TORCH_TPU, backend="torchtpu")) == ([], [])
+    made.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    assert ids(look(made, TORCH_TPU, backend="torchtpu")) == ([], ["autoload"])
+
+
+def test_torchtpu_does_not_ask_what_torch_xla_needs(tmp_path: Path) -> None:
+    env = {"PJRT_DEVICE": "CUDA", "XLA_USE_BF16": "1", "XRT_TPU_CONFIG": "tpu_worker;0;localhost"}
+    made = FakeMachine(tmp_path, env).chips("v5e", 3)  # a topology that torch_xla does not know
+    assert ids(look(made, TORCH_TPU, backend="torchtpu")) == ([], ["tcmalloc"])
+
+
+def test_chips_that_torch_tpu_cannot_open(tmp_path: Path) -> None:
+    with machine("v4-8", tmp_path / "v4") as made:  # /dev/accel*
+        found = look(made, TORCH_TPU, backend="torchtpu")
+    (problem,) = found.problems
+    assert problem.id == "torchtpu-device-files"
+    assert "none of this machine's 4 TPU chips" in problem.message
+    assert found.machine.device == "CPU"
+    none = FakeMachine(tmp_path / "none").chips("v6e", 4, files=False)
+    assert ids(look(none, TORCH_TPU, backend="torchtpu"))[0] == ["no-device-files"]
+
+
+def test_torchtpu_refuses_a_generation_that_it_does_not_know(tmp_path: Path) -> None:
+    with machine("v3-8", tmp_path) as made:
+        found = look(made, TORCH_TPU, backend="torchtpu")
+    (problem,) = found.problems
+    assert (problem.id, "backend xla" in problem.fix) == ("torchtpu-generation", True)
+    refused = found.machine.check_cores(4)
+    assert refused == "4 cores: TorchTPU does not support TPU v3; torch_xla (the backend xla) does"
+
+
+def test_one_host_of_several_for_torchtpu(tmp_path: Path) -> None:
+    with machine("v5e-16", tmp_path) as made:
+        found = look(made, TORCH_TPU, backend="torchtpu")
+        alone = look(made, TORCH_TPU, backend="torchtpu", cores=1)  # the fix
+    (problem,) = found.problems
+    assert (problem.id, problem.fix) == ("pod", "`%tpu_setup --cores 1`")
+    assert alone.problems == ()
+
+
+def test_a_tpu_that_the_backend_torch_does_not_use(tmp_path: Path) -> None:
+    with machine("v5e-8", tmp_path) as made:
+        found = look(made, {"torch": "2.13.0+cpu"}, backend="torch")
+    assert ids(found) == ([], ["tpu-not-used"])
+    assert (found.machine.device, found.cores) == ("CPU", 4)
 
 
 def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:

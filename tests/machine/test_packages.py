@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fakes.machine import FakeMachine
-from tests.machine.machines import OF_KAGGLE, PAIR, ids, look, machine
+from tests.machine.machines import OF_KAGGLE, PAIR, TORCH_TPU, ids, look, machine
 from tpunb.machine import packages
 from tpunb.machine.machine import detect_machine
+from tpunb.runs.spec import BackendName
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -101,6 +102,128 @@ def test_a_mismatch_is_the_first_thing_to_mend(
     assert ([problem.id], others) == ([found], [])
     for text in words:
         assert text in f"{problem.message} {problem.fix}"
+
+
+TORCH = "'torch>=2.11,<2.16'"
+TPU_FIX = f"--torch-backend=cpu {TORCH} 'torch_tpu>=0.2.0'`"
+
+
+@pytest.mark.parametrize(
+    ("place", "packages", "backend", "found", "words"),
+    [
+        # Colab's CPU runtime: nothing is missing
+        ("colab-cpu", {"torch": "2.11.0+cpu"}, "torchtpu", ([], ["no-tpu-runtime"]), []),
+        ("laptop", {"torch": "2.15.0"}, "torch", ([], []), []),
+        ("laptop", {}, "torch", (["torch-missing"], []), [f"--torch-backend=cpu {TORCH}`"]),
+        ("laptop", {"torch": "2.16.0"}, "torchtpu", ([], ["torch-release"]), ["2.11 to 2.15"]),
+        ("v6e-8", TORCH_TPU | {"torch": "2.9.0"}, "torchtpu", (["torch-release"], []), [TPU_FIX]),
+        ("v6e-8", {"torch": "2.13.0"}, "torchtpu", (["torch-tpu-missing"], []), [TPU_FIX]),
+        (
+            "v6e-8",
+            TORCH_TPU | {"torch_tpu": "0.1.1", "torchvision": "0.28.0"},
+            "torchtpu",
+            (["torch-tpu-release"], []),
+            [f"{TORCH} torchvision 'torch_tpu>="],
+        ),
+        # `import torch` loads torch_tpu, which aborts without libtpu
+        (
+            "laptop",
+            {"torch": "2.13.0", "torch_tpu": "0.2.0"},
+            "torchtpu",
+            (["libtpu-missing"], []),
+            ["torch_tpu aborts when torch is imported", "'libtpu>=0.0.50'`"],
+        ),
+        (
+            "v6e-8",
+            TORCH_TPU | {"libtpu": "0.0.21.1"},
+            "torchtpu",
+            (["libtpu-release"], []),
+            ["torch_tpu 0.2.0 needs libtpu 0.0.50 or later"],
+        ),
+        # both: the installed torch decides which one is broken
+        (
+            "laptop",
+            PAIR | {"torch_tpu": "0.2.0"},
+            "xla",
+            (["torch-tpu"], []),
+            ["torch_tpu is broken: `import torch`", "uninstall -y torch_tpu"],
+        ),
+        (
+            "laptop",
+            TORCH_TPU | {"torch_xla": "2.9.0"},
+            "torchtpu",
+            ([], ["torch-tpu"]),
+            ["torch_xla is broken", "uninstall -y torch_xla", TORCH],
+        ),
+        (
+            "laptop",
+            {"torch": "2.11.0"},
+            "xla",
+            (["torch-xla-missing"], []),
+            ["The backends torchtpu and torch work with torch 2.11.0", "for xla only: `pip"],
+        ),
+    ],
+)
+def test_what_a_backend_needs(
+    place: str,
+    packages: dict[str, str],
+    backend: BackendName,
+    found: tuple[list[str], list[str]],
+    words: list[str],
+    tmp_path: Path,
+) -> None:
+    with machine(place, tmp_path) as made:
+        made.env["LD_PRELOAD"] = "libtcmalloc.so.4"
+        report = look(made, packages, backend=backend)
+    assert ids(report) == found
+    text = "".join(f"{one.message} {one.fix}" for one in (*report.problems, *report.advice))
+    for part in words:
+        assert part in text
+
+
+def test_torch_tpu_needs_a_newer_python(tmp_path: Path) -> None:
+    with machine("v6e-8", tmp_path / "tpu") as made:
+        (problem,) = look(made, TORCH_TPU, backend="torchtpu", python=(3, 10, 2)).problems
+    assert problem.id == "python"
+    assert "torch_tpu 0.2.0 needs Python 3.11 or later" in problem.message
+    with machine("laptop", tmp_path / "laptop") as made:  # where torch alone is enough
+        assert look(made, TORCH_TPU, backend="torchtpu", python=(3, 10, 2)).problems == ()
+
+
+def test_a_gpu_that_torch_cannot_use(tmp_path: Path) -> None:
+    made = FakeMachine(tmp_path).file("dev/nvidia0")
+    assert look(made, {"torch": "2.13.0"}, backend="torch").machine.device == "GPU"
+    packages = Path(made.packages({}))
+    (packages / "torch").mkdir()
+    (packages / "torch/version.py").write_text("cuda: Optional[str] = None\n")
+    report = look(made, {"torch": "2.13.0"}, backend="torch")
+    (advice,) = report.advice
+    assert (advice.id, report.machine.device) == ("torch-without-cuda", "CPU")
+    assert f"--torch-backend=auto {TORCH}`" in advice.fix
+
+
+@pytest.mark.parametrize(
+    ("place", "packages", "backend", "why"),
+    [
+        ("colab-tpu", PAIR, "xla", "torch_xla 2.9.0 is installed"),
+        ("colab-tpu", PAIR | {"torch": "2.15.0"}, "xla", "torch_xla 2.9.0 is installed"),
+        ("v6e-8", TORCH_TPU, "torchtpu", "torch_tpu 0.2.0 is installed"),
+        ("v6e-8", PAIR | {"torch_tpu": "0.2.0"}, "xla", "torch 2.9.0+cpu is installed"),
+        ("v6e-8", TORCH_TPU | {"torch_xla": "2.9.0"}, "torchtpu", "torch 2.13.0+cpu is installed"),
+        ("laptop", {"torch": "2.13.0"}, "torchtpu", "torch 2.13.0 is installed, without torch_xla"),
+        ("colab-gpu", {"torch": "2.13.0"}, "torch", "without torch_xla and torch_tpu"),
+        ("laptop", {"torch": "2.10.0"}, "torch", "without torch_xla and torch_tpu"),
+        ("laptop", {"torch": "2.8.0"}, "xla", "neither torch_xla nor torch_tpu is installed"),
+        ("laptop", {}, "xla", "neither torch_xla nor torch_tpu is installed"),
+    ],
+)
+def test_the_installed_packages_choose_a_backend(
+    place: str, packages: dict[str, str], backend: BackendName, why: str, tmp_path: Path
+) -> None:
+    with machine(place, tmp_path) as made:
+        report = look(made, packages, backend=None)
+    assert report.machine.backend == backend
+    assert why in report.why
 
 
 def test_a_fix_moves_what_hangs_on_torch(tmp_path: Path) -> None:

@@ -127,10 +127,12 @@ def test_succeeded_result_text(tmp_path: Path) -> None:
     line += ", but lock was not returned · returned: w"
     assert repr(good) == f"{line} · {tmp_path.name}"
     assert str(good).startswith(f"{line} · rehearsal on CPU")
-    assert "rehearsal" not in str(result(tmp_path, device="TPU"))
+    for device in ("TPU", "GPU"):
+        assert "rehearsal" not in str(result(tmp_path, device=device))
     assert good.remarks() == ["lock was not returned: cannot be pickled"]
     assert good.remarks()[0] in str(good)
     assert result(tmp_path, world_size=1, device="TPU").cores() == "1 TPU core"
+    assert result(tmp_path, world_size=2, device="GPU").cores() == "2 GPUs"
 
 
 def test_result_text_of_ranks_with_different_models(tmp_path: Path) -> None:

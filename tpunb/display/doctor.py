@@ -11,6 +11,7 @@ from html import escape
 
 from tpunb.machine.doctor import SetupReport
 from tpunb.machine.problem import SetupProblem
+from tpunb.runs.spec import count_cores
 from tpunb.utils.terminal import PaintedText, Style, join, paint
 from tpunb.utils.text import duration, memory_size
 
@@ -86,7 +87,10 @@ def _cores(report: SetupReport) -> str:
     machine, cores = report.machine, report.cores
     many = f"{cores} core{'s' if cores != 1 else ''}"
     if machine.device == "CPU":
-        return many.replace(" core", " rehearsal core") + f" on {machine.processors} processors"
+        return f"{count_cores(cores, machine.device)} on {machine.processors} processors"
+    if machine.device == "GPU":
+        few = f" of {machine.gpus}" if cores < machine.gpus else ""
+        return f"{count_cores(cores, machine.device)}{few}"
     chips = f"chip{'s' if machine.chips != 1 else ''}"
     return f"{many} on {machine.chips} TPU {machine.generation} {chips}"
 
@@ -101,7 +105,10 @@ def _rows(report: SetupReport) -> list[tuple[str, str]]:
     disk = f"{memory_size(room.disk)} free in {room.runs}"
     if room.shm is not None:
         disk += f" · /dev/shm {memory_size(room.shm)}"
-    rows = [("platform", machine.kind), ("device", _device(report)), ("versions", names)]
+    rows = [("platform", machine.kind), ("backend", _backend(report))]
+    rows += [("device", _device(report)), ("versions", names)]
+    if len(machine.rank_counts) > 1:
+        rows.append(("cores", f"{machine.name_rank_counts()} on this host"))
     rows += [("memory", memory), ("disk", disk)]
     if room.cache:
         rows.append(("compiled", f"kept in {room.cache} ({memory_size(room.cached)})"))
@@ -115,8 +122,21 @@ def _rows(report: SetupReport) -> list[tuple[str, str]]:
     return rows
 
 
+def _backend(report: SetupReport) -> str:
+    """'torchtpu (torch 2.13.0, torch_tpu 0.2.0; because cell [1] imports torch_tpu)'."""
+    backend = report.machine.backend
+    packages = {"xla": ("torch", "torch_xla"), "torchtpu": ("torch", "torch_tpu")}.get(backend)
+    versions = report.packages.versions
+    named = [f"{name} {versions[name]}" for name in packages or ("torch",) if name in versions]
+    why = f"because {report.why}" if report.why else ""
+    inside = "; ".join(filter(None, [", ".join(named), why]))
+    return f"{backend} ({inside})" if inside else backend
+
+
 def _device(report: SetupReport) -> str:
     machine = report.machine
+    if machine.device == "GPU":
+        return _cores(report)
     if not machine.chips and machine.device == "TPU":
         return "no TPU, although PJRT_DEVICE=TPU is set: nothing can run"
     if not machine.chips:
@@ -130,5 +150,6 @@ def _device(report: SetupReport) -> str:
     if machine.spot is not None:
         parts.append("spot: may be preempted" if machine.spot else "not spot")
     if machine.device == "CPU":
-        parts.append(f"not used (PJRT_DEVICE=CPU): {_cores(report)}")
+        why = "PJRT_DEVICE=CPU" if machine.backend == "xla" else f"backend {machine.backend}"
+        parts.append(f"not used ({why}): {_cores(report)}")
     return " · ".join(parts)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.machine import (
+    gpus,
     hardware,
     machine,
     metadata,
@@ -27,7 +28,7 @@ from tpunb.machine.packages import InstalledPackages
 from tpunb.machine.problem import SetupProblem
 from tpunb.machine.resources import Resources
 from tpunb.machine.tpu_users import TpuUsers
-from tpunb.runs.spec import Price
+from tpunb.runs.spec import BackendName, Price
 
 # In the order in which each library checks them: kaggle 2.2.5, google-auth, huggingface_hub, wandb.
 _VARIABLES: dict[str, tuple[str, ...]] = {
@@ -76,6 +77,8 @@ class SetupReport:
     """Problems that are good to know."""
     price: Price | None = None
     """Price of this machine per hour, if known."""
+    why: str = ""
+    """Why runs use `machine.backend`: 'cell [1] imports torch_tpu'; empty if it is not known."""
 
     def with_problem(self, problem: SetupProblem | None) -> SetupReport:
         return self if problem is None else replace(self, problems=(*self.problems, problem))
@@ -85,9 +88,13 @@ class SetupReport:
         return {
             "platform": here.platform,
             "kind": here.kind,
+            "backend": here.backend,
+            "backend_reason": self.why,
             "device": here.device,
             "chips": here.chips,
+            "gpus": here.gpus,
             "cores": self.cores,
+            "core_counts": list(here.rank_counts) or None,
             "accelerator_type": here.accelerator_type,
             "generation": here.generation,
             "cores_per_chip": made.cores if made is not None else None,
@@ -125,9 +132,12 @@ def inspect_machine(
     python: tuple[int, ...] = (),
     imported: Mapping[str, Any] | None = None,
     answers: Metadata | None = None,
+    backend: BackendName | None = None,
+    why: str = "",
 ) -> SetupReport:
     """Inspect the whole set-up. `cores`: the user's choice, if any. `imported`: the kernel's
-    modules. `answers`: the metadata server's, if it was queried before.
+    modules. `answers`: the metadata server's, if it was queried before. `backend` and `why`: the
+    backend of runs, and the reason for it; None: the one that the installed packages are for.
 
     `root`, `path` and `python` describe another machine and interpreter, for tests.
     """
@@ -141,6 +151,11 @@ def inspect_machine(
     if request is not None:
         answers = request.answers()
     here = machine.machine_from_metadata(env, root, answers or Metadata())
+    if path is not None:
+        here = replace(here, cuda=gpus.has_cuda(path))
+    if backend is None:
+        backend, why = packages.installed_backend(have, here)
+    here = here.with_backend(backend)
     chosen = cores or here.default_cores
     began = resources.session_began(root)
     room = resources.measure_resources(here, env, root, runs, chosen, began)
@@ -164,6 +179,7 @@ def inspect_machine(
         tuple(problem for problem in problems if problem.must),
         tuple(problem for problem in problems if not problem.must),
         prices.price_of(here),
+        why,
     )
 
 

@@ -97,7 +97,7 @@ def environment_changes(
     if backend == "xla":
         changes += _of_torch_xla(env, device, machine, of_one)
     else:
-        changes += _without_torch_xla(env, device, machine, backend)
+        changes += _without_torch_xla(env, device, machine, backend, of_one)
     changes += _of_libraries(env)
     return [change for change in changes if env.get(change.name) != change.value]
 
@@ -116,14 +116,21 @@ def _of_torch_xla(
 
 
 def _without_torch_xla(
-    env: Mapping[str, str], device: Device, machine: Machine | None, backend: BackendName
+    env: Mapping[str, str],
+    device: Device,
+    machine: Machine | None,
+    backend: BackendName,
+    of_one: list[str],
 ) -> Iterator[EnvChange]:
     # In a slice of several hosts, only a topology from outside describes all of it.
     outside = _TOPOLOGY if machine is not None and machine.workers > 1 else None
     of_launch = [name for name in LAUNCH_VARIABLES if name != outside]
     for names, reason in (
         (_OF_XLA, f"for torch_xla, which the backend {backend} does not use"),
-        (_OF_HOST_PROCESS, "for a single process on each host; a rank is a process"),
+        (
+            set(_OF_HOST_PROCESS) - set(of_one),
+            "for a single process on each host; a rank is a process",
+        ),
         (of_launch, "of another launch; every run gets its own"),
     ):
         yield from (EnvChange(name, None, reason) for name in names if name in env)

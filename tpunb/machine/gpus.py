@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import metadata
+import ast
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -27,9 +27,21 @@ def count_gpus(env: Mapping[str, str], root: Path) -> int:
     return min(count, present)
 
 
-def has_cuda() -> bool:
-    """False if the installed torch was built for the CPU only ('2.13.0+cpu'), or is missing."""
-    try:
-        return not metadata.version("torch").endswith("+cpu")
-    except metadata.PackageNotFoundError:
-        return False
+def has_cuda(path: Sequence[str]) -> bool:
+    """False if the torch in one of these folders was built without CUDA.
+
+    Its `version.py` names CUDA's release, or has `cuda = None` (torch 2.9 to 2.15).
+    """
+    for folder in path:
+        try:
+            tree = ast.parse((Path(folder) / "torch/version.py").read_text(encoding="utf-8"))
+        except (OSError, SyntaxError):
+            continue
+        return not any(
+            isinstance(node, ast.AnnAssign)
+            and ast.unparse(node.target) == "cuda"
+            and isinstance(node.value, ast.Constant)
+            and node.value.value is None
+            for node in tree.body
+        )
+    return True

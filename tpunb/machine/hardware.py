@@ -18,16 +18,75 @@ def hardware_problems(
     machine: Machine, holding: TpuUsers, env: Mapping[str, str], root: Path, cores: int
 ) -> Iterator[SetupProblem]:
     """Yield all problems with the device, the most severe first. `cores`: ranks of a run."""
-    yield from _device(machine, env)
+    if machine.backend == "xla":
+        yield from _device_of_xla(machine, env)
+    elif machine.backend == "torchtpu":
+        yield from _device_of_torchtpu(machine, env, root)
+    elif machine.chips:
+        yield SetupProblem(
+            "tpu-not-used",
+            f"this machine has {machine.chips} TPU chips, but the backend torch does not use them.",
+            "use the backend torchtpu or xla to train on the TPU",
+            must=False,
+        )
     if machine.device == "TPU" and machine.chips:
         yield from _files(machine, root)
         yield from _held(holding)
         yield from _slice(machine, cores)
-        yield from _topology(machine, env)
-    yield from _variables(env)
+        if machine.backend == "xla":
+            yield from _topology(machine, env)
+    if machine.backend == "xla":
+        yield from _variables(env)
 
 
-def _device(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
+def _device_of_torchtpu(
+    machine: Machine, env: Mapping[str, str], root: Path
+) -> Iterator[SetupProblem]:
+    if (why := machine.why_not_torchtpu()) is not None:
+        yield SetupProblem(
+            "torchtpu-generation",
+            f"{why}.",
+            "use the backend xla, with torch 2.9 and torch_xla 2.9",
+        )
+    elif machine.chips and not machine.vfio_chips and tpu.device_files(root):
+        yield SetupProblem(
+            "torchtpu-device-files",
+            "torch_tpu opens a chip through /dev/vfio/N, where N is its IOMMU group, and finds "
+            f"none of this machine's {machine.chips} TPU chips there: runs are rehearsals on the "
+            "CPU.",
+            "start a container with `--privileged --net=host`; on a VM whose image has "
+            "/dev/accel* instead, choose an image with /dev/vfio, or use the backend xla",
+        )
+    elif machine.chips and not machine.vfio_chips:
+        yield from _files(machine, root)
+    if machine.device != "TPU" and not machine.chips and (how := _get_a_tpu(machine)):
+        yield SetupProblem("no-tpu-runtime", _no_tpu(machine), how, must=False)
+    if machine.device == "TPU":
+        yield from _loading(env)
+
+
+def _loading(env: Mapping[str, str]) -> Iterator[SetupProblem]:
+    """Check how torch_tpu is loaded, and the allocator that it wants."""
+    if env.get(environment.AUTOLOAD) == "0":
+        yield SetupProblem(
+            "autoload",
+            f"{environment.AUTOLOAD} is 0, so `import torch` does not load torch_tpu: code without "
+            "`import torch_tpu` has no device 'tpu'.",
+            f"unset {environment.AUTOLOAD}, and restart the kernel",
+            must=False,
+        )
+    if "tcmalloc" not in env.get("LD_PRELOAD", ""):
+        yield SetupProblem(
+            "tcmalloc",
+            "tcmalloc is not loaded. torch_tpu warns that the host's part of a step is slower "
+            "without it.",
+            "`apt-get install -y google-perftools`, and start Jupyter with "
+            "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
+            must=False,
+        )
+
+
+def _device_of_xla(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
     wanted = env.get("PJRT_DEVICE", "")
     if wanted not in ("", "CPU", "TPU"):
         yield SetupProblem(
@@ -52,10 +111,14 @@ def _device(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
     elif not machine.chips and (how := _get_a_tpu(machine)):
         yield SetupProblem(
             "no-tpu-runtime",
-            f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU.",
+            _no_tpu(machine),
             how,
             must=False,
         )
+
+
+def _no_tpu(machine: Machine) -> str:
+    return f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU."
 
 
 def _get_a_tpu(machine: Machine) -> str:
@@ -117,18 +180,21 @@ def _held(holding: TpuUsers) -> Iterator[SetupProblem]:
 
 def _slice(machine: Machine, cores: int) -> Iterator[SetupProblem]:
     parsed = tpu.parse_accelerator_type(machine.accelerator_type)
-    if machine.devices_per_chip > 1:
+    xla = machine.backend == "xla"
+    if xla and machine.devices_per_chip > 1:
         yield SetupProblem("two-devices", f"{machine.why_one_rank()}.", "`--cores 1`", must=False)
-    if machine.generation == "v7x":
+    if xla and machine.generation == "v7x":
         yield SetupProblem(
             "v7x",
-            "torch_xla 2.9 knows TPU v7x by name only, so runs may fail; Google's own PyTorch for "
-            "it is torch_tpu.",
-            "use a TPU v4, v5e, v5p or v6e",
+            "torch_xla 2.9 knows TPU v7x by name only, so runs may fail; TorchTPU supports it.",
+            "use the backend torchtpu, with torch 2.11 or later and torch_tpu, or a TPU v4, v5e, "
+            "v5p or v6e",
             must=False,
         )
-    if machine.workers > 1 and cores > 1:
-        yield SetupProblem("pod", f"{machine.why_this_host_alone()}.", "`%tpu_setup --cores 1`")
+    alone = min(machine.rank_counts, default=1)
+    if machine.workers > 1 and cores > alone:
+        fix = f"`%tpu_setup --cores {alone}`"
+        yield SetupProblem("pod", f"{machine.why_this_host_alone()}.", fix)
     elif machine.workers == 1 and parsed is not None and parsed[1] > machine.chips:
         yield SetupProblem(
             "chips-missing",

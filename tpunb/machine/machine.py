@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +51,9 @@ class Machine:
     backend: BackendName = "xla"
     """The backend that `device` and the numbers of ranks are for; see `with_backend`."""
     gpus: int = 0
-    """CUDA devices that processes may use, if the installed torch was built for CUDA."""
+    """CUDA devices that processes may use."""
+    cuda: bool = True
+    """False if the installed torch was built for the CPU only, and cannot use them."""
     vfio_chips: int = 0
     """See `tpu.count_vfio_chips`."""
     pjrt_device: str = ""
@@ -61,7 +64,7 @@ class Machine:
         if backend == self.backend:
             return self
         device: Device = "CPU"
-        if backend == "torch" and self.gpus:
+        if backend == "torch" and self.gpus and self.cuda:
             device = "GPU"
         elif backend == "torchtpu" and self.vfio_chips:
             device = "TPU"
@@ -136,8 +139,9 @@ class Machine:
                 f"this TPU has {self.chips} chips, and torch_xla runs on 1 "
                 "or on all of them (--cores 1 or --cores all)"
             )
+        ranks = "rank" if self.rank_counts == (1,) else "ranks"
         return (
-            f"torch_tpu starts {self.name_rank_counts()} ranks on this host, which has "
+            f"torch_tpu starts {self.name_rank_counts()} {ranks} on this host, which has "
             f"{self.chips} TPU {self.generation} chips (--cores all: {self.default_cores})"
         )
 
@@ -170,10 +174,7 @@ class Machine:
             return None
         if self.generation in tpu.TORCH_TPU_RANKS:
             return None
-        return (
-            f"TorchTPU does not support TPU {self.generation}, which torch_xla drives: use the "
-            "backend xla, with torch 2.9 and torch_xla 2.9"
-        )
+        return f"TorchTPU does not support TPU {self.generation}; torch_xla (the backend xla) does"
 
     def why_one_rank(self) -> str:
         """Explain why a run on this generation of TPU can have one rank only."""
@@ -236,7 +237,8 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
         worker=int(number) if number.isdecimal() else 0,
         spot=None if spot is None else spot.upper() == "TRUE",
         metadata=answers,
-        gpus=gpus.count_gpus(env, root) if gpus.has_cuda() else 0,
+        gpus=gpus.count_gpus(env, root),
+        cuda=gpus.has_cuda(sys.path),
         vfio_chips=tpu.count_vfio_chips(root),
         pjrt_device=wanted,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
+from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import UV_INSTALL
 
 
@@ -43,11 +44,19 @@ PAIRS = (
     Pair("2.8.0", "2.8.0", "0.23.0", "2.8.0", "0.0.17", "0.6.2", ((3, 10), (3, 13))),
 )
 OF_KAGGLE = PAIRS[1]
-SHOWN = ("torch", "torch_xla", "libtpu", "ipykernel", "tpunb")
+TORCH_TPU = "0.2.0"
+"""The release of torch_tpu that the next four lines are for: its metadata and its files."""
+TORCH_OF_TORCHTPU = ((2, 11), (2, 15))
+"""First and last release of torch; without a TPU, TorchTPU is rehearsed with torch alone."""
+LIBTPU_OF_TORCH_TPU = "0.0.50"
+"""The oldest libtpu."""
+PYTHON_OF_TORCH_TPU = (3, 11)
+"""The oldest Python."""
+SHOWN = ("torch", "torch_xla", "torch_tpu", "libtpu", "ipykernel", "tpunb")
 WATCHED = (
     *SHOWN,
     *"ipython jax jaxlib libtpu-nightly numpy protobuf tensorflow tensorflow-cpu".split(),
-    *"tensorflow-tpu torch_tpu torch_xla_cuda_plugin torchaudio torchvision transformers".split(),
+    *"tensorflow-tpu torch_xla_cuda_plugin torchaudio torchvision transformers".split(),
 )
 """Packages that are checked."""
 
@@ -113,6 +122,28 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
     return None
 
 
+def installed_backend(have: InstalledPackages, machine: Machine) -> tuple[BackendName, str]:
+    """The backend that the installed packages are for, and why: 'torch_xla 2.9.0 is installed'."""
+    torch = have.release("torch") or ()
+    named = {name: f"{name} {have.versions[name]}" for name in have.versions}
+    of_torchtpu = torch >= TORCH_OF_TORCHTPU[0]
+    both = "torch_xla" in named and "torch_tpu" in named
+    if both:
+        return (
+            "torchtpu" if of_torchtpu else "xla",
+            f"{named['torch']} is installed" if torch else "",
+        )
+    if "torch_xla" in named:
+        return "xla", f"{named['torch_xla']} is installed"
+    if "torch_tpu" in named:
+        return "torchtpu", f"{named['torch_tpu']} is installed"
+    if of_torchtpu and (machine.chips or not machine.gpus):
+        return "torchtpu", f"{named['torch']} is installed, without torch_xla"
+    if of_torchtpu or torch > release_numbers(PAIRS[0].torch):
+        return "torch", f"{named['torch']} is installed, without torch_xla and torch_tpu"
+    return "xla", "neither torch_xla nor torch_tpu is installed"
+
+
 def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPackages) -> str:
     """The single command that installs a pair, and the packages that depend on torch's release."""
     wanted = [f"torch=={pair.torch}"]
@@ -122,8 +153,26 @@ def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPack
     wanted.append(f"'torch_xla[tpu]=={pair.torch_xla}'" if tpu else f"torch_xla=={pair.torch_xla}")
     if platform == "kaggle" and tpu:
         wanted.append(f"libtpu=={pair.libtpu}")
+    return " ".join([_uv_install(platform), *wanted])
+
+
+def _uv_install(platform: str) -> str:
     hosted = platform in ("colab", "kaggle")
-    install = UV_INSTALL.replace("--python python3", "--system") if hosted else UV_INSTALL
+    return UV_INSTALL.replace("--python python3", "--system") if hosted else UV_INSTALL
+
+
+def install_torch_command(have: InstalledPackages, machine: Machine) -> str:
+    """The single command that installs torch for a backend without torch_xla, and torch_tpu for
+    TorchTPU on a TPU.
+    """
+    first, last = TORCH_OF_TORCHTPU
+    wanted = [f"'torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}'"]
+    wanted += [name for name in ("torchvision", "torchaudio") if name in have.versions]
+    install = _uv_install(machine.platform)
+    if machine.backend == "torchtpu" and machine.chips:
+        wanted.append(f"'torch_tpu>={TORCH_TPU}'")
+    elif machine.gpus:
+        install = install.replace("--torch-backend=cpu", "--torch-backend=auto")
     return " ".join([install, *wanted])
 
 
@@ -174,16 +223,18 @@ def package_problems(
 
     `imported`: the kernel's modules, which may be older than the installed files.
     """
-    pair = best_pair(machine.platform, have.python)
-    if pair is None:
+    if _lacks_wheels(have, machine):
         yield _python(have, machine)
         return
-    mismatches = list(_pair(have, machine))
+    xla = machine.backend == "xla"
+    mismatches = list(_pair(have, machine) if xla else _torch(have, machine))
     yield from mismatches
     if not mismatches:
         yield from _libtpu(have, machine, env)
-    yield from _plugins(have, machine, env)
-    yield from _tensorflow(have, machine)
+    yield from _two_backends(have, machine)
+    if xla:
+        yield from _plugins(have)
+        yield from _tensorflow(have, machine)
     yield from _requirements(have, machine)
     if imported is not None:
         yield from _imported(have, machine, imported)
@@ -191,7 +242,7 @@ def package_problems(
 
 def half_installed(machine: Machine, have: InstalledPackages) -> Iterator[SetupProblem]:
     """Yield packages that pip lists but that cannot be found: an installation was cut short."""
-    for name in ("torch", "torch_xla"):
+    for name in ("torch", "torch_xla", "torch_tpu"):
         if name in have.versions and importlib.util.find_spec(name) is None:
             yield SetupProblem(
                 "half-installed",
@@ -206,23 +257,83 @@ def reinstall_hint(machine: Machine, have: InstalledPackages) -> str:
     return f"`{_command(have, machine)} --force-reinstall`, {restart_hint(machine.platform)}"
 
 
+def _lacks_wheels(have: InstalledPackages, machine: Machine) -> bool:
+    if machine.backend == "xla":
+        return best_pair(machine.platform, have.python) is None
+    needs_torch_tpu = machine.backend == "torchtpu" and machine.chips > 0
+    return needs_torch_tpu and have.python[:2] < PYTHON_OF_TORCH_TPU
+
+
 def _python(have: InstalledPackages, machine: Machine) -> SetupProblem:
-    pair = OF_KAGGLE if machine.platform == "kaggle" else PAIRS[0]
-    first, last = (".".join(map(str, python)) for python in pair.pythons)
+    if machine.backend == "xla":
+        pair = OF_KAGGLE if machine.platform == "kaggle" else PAIRS[0]
+        first, last = (".".join(map(str, python)) for python in pair.pythons)
+        which = f"torch_xla {pair.torch_xla} has wheels for Python {first} to {last} only"
+    else:
+        last = ".".join(map(str, PYTHON_OF_TORCH_TPU))
+        which = f"torch_tpu {TORCH_TPU} needs Python {last} or later"
     return SetupProblem(
         "python",
-        f"this is Python {'.'.join(map(str, have.python[:2]))}, but torch_xla {pair.torch_xla} has "
-        f"wheels for Python {first} to {last} only.",
-        f"create an environment with one of these, e.g. `python{last} -m venv DIR`, and run in "
+        f"this is Python {'.'.join(map(str, have.python[:2]))}, but {which}.",
+        f"create an environment with another, e.g. `python{last} -m venv DIR`, and run in "
         f"it `{_command(have, machine)}`",
     )
+
+
+def _torch(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
+    """Check torch for a backend without torch_xla, and torch_tpu for TorchTPU on a TPU."""
+    fix = f"`{_command(have, machine)}`, {restart_hint(machine.platform)}"
+    torch, torch_tpu = have.release("torch"), have.release("torch_tpu")
+    first, last = TORCH_OF_TORCHTPU
+    releases = f"torch {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    if torch is None:
+        yield SetupProblem("torch-missing", "torch is not installed, and runs need it.", fix)
+    elif machine.backend == "torch":
+        if machine.gpus and not machine.cuda:
+            yield SetupProblem(
+                "torch-without-cuda",
+                f"this machine has a GPU, but torch {have.versions['torch']} was built for the CPU "
+                "only, so runs use the CPU.",
+                fix,
+                must=False,
+            )
+    elif not first <= torch[:2] <= last:
+        yield SetupProblem(
+            "torch-release",
+            f"TorchTPU {TORCH_TPU} works with {releases}, but torch {have.versions['torch']} is "
+            "installed.",
+            fix,
+            must=bool(machine.chips) or torch[:2] < first,
+        )
+    elif machine.chips and torch_tpu is None:
+        yield SetupProblem(
+            "torch-tpu-missing",
+            "torch_tpu is not installed: without it, torch has no device 'tpu', and runs would be "
+            "rehearsals on the CPU.",
+            fix,
+        )
+    elif torch_tpu is not None and torch_tpu < release_numbers(TORCH_TPU)[:2]:
+        yield SetupProblem(
+            "torch-tpu-release",
+            f"tpunb supports torch_tpu {TORCH_TPU} and later, but torch_tpu "
+            f"{have.versions['torch_tpu']} is installed.",
+            fix,
+            must=bool(machine.chips),
+        )
 
 
 def _pair(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     """Check that torch and torch_xla have the same release: torch_xla is compiled against it."""
     fix = f"`{_command(have, machine)}`, {restart_hint(machine.platform)}"
     torch, xla = have.release("torch"), have.release("torch_xla")
-    if torch is None or xla is None:
+    if xla is None and torch is not None and torch[:2] >= TORCH_OF_TORCHTPU[0]:
+        yield SetupProblem(
+            "torch-xla-missing",
+            "torch_xla is not installed, and the backend xla needs it, with another torch. The "
+            f"backends torchtpu and torch work with torch {have.versions['torch']}.",
+            f"for xla only: {fix}",
+        )
+    elif torch is None or xla is None:
         missing = " and ".join(name for name in ("torch", "torch_xla") if name not in have.versions)
         yield SetupProblem(
             "torch-xla-missing",
@@ -250,9 +361,10 @@ def _pair(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
 def _libtpu(
     have: InstalledPackages, machine: Machine, env: Mapping[str, str]
 ) -> Iterator[SetupProblem]:
-    """Check that libtpu and torch_xla use the same version of the PJRT interface."""
+    """Check that libtpu fits the library that loads it."""
+    owner = "torch_xla" if machine.backend == "xla" else "torch_tpu"
     pair = pair_of(have.release("torch_xla"))
-    if not machine.chips or pair is None:
+    if owner not in have.versions or (owner == "torch_xla" and (not machine.chips or pair is None)):
         return
     # Not PTXLA_TPU_LIBRARY_PATH, which importing torch_xla sets to the installed libtpu.
     path = env.get("TPU_LIBRARY_PATH")
@@ -261,12 +373,16 @@ def _libtpu(
             "libtpu-path",
             f"TPU_LIBRARY_PATH names {path}, which does not exist.",
             "unset it (`del os.environ['TPU_LIBRARY_PATH']`, or in the shell that started "
-            "Jupyter): torch_xla finds the installed libtpu by itself",
+            f"Jupyter): {owner} finds the installed libtpu by itself",
         )
     if path:
         return  # the user has chosen another libtpu than the installed one
-    command = install_command(pair, machine.platform, tpu=True, have=have)
+    if pair is not None and owner == "torch_xla":
+        command = install_command(pair, machine.platform, tpu=True, have=have)
+    else:
+        command = f"{_uv_install(machine.platform)} 'libtpu>={LIBTPU_OF_TORCH_TPU}'"
     fix = f"`{command}`, {restart_hint(machine.platform)}"
+    without = "would run on the CPU" if owner == "torch_xla" else "aborts when torch is imported"
     if "libtpu-nightly" in have.versions and "libtpu" in have.versions:
         yield SetupProblem(
             "libtpu-twice",
@@ -276,33 +392,57 @@ def _libtpu(
     elif "libtpu" not in have.versions:
         yield SetupProblem(
             "libtpu-missing",
-            "libtpu, the library that drives the TPU, is not installed: torch_xla would run on "
-            "the CPU.",
+            f"libtpu, the library that drives the TPU, is not installed: {owner} {without}.",
             fix,
         )
-    elif (have.release("libtpu") or ())[:3] != release_numbers(pair.libtpu):
+    elif machine.chips and (why := _other_libtpu(have, pair if owner == "torch_xla" else None)):
         alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
-        yield SetupProblem(
-            "libtpu-release",
+        yield SetupProblem("libtpu-release", f"{why}{alone}", fix)
+
+
+def _other_libtpu(have: InstalledPackages, pair: Pair | None) -> str | None:
+    """Explain why the installed libtpu does not fit. `pair`: torch_xla's; None for torch_tpu."""
+    installed = have.release("libtpu") or ()
+    if pair is not None and installed[:3] != release_numbers(pair.libtpu):
+        return (
             f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
             f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
-            f"jax[tpu] installs its own libtpu.{alone}",
-            fix,
+            "jax[tpu] installs its own libtpu."
         )
+    if pair is None and installed < release_numbers(LIBTPU_OF_TORCH_TPU):
+        return (
+            f"torch_tpu {have.versions['torch_tpu']} needs libtpu {LIBTPU_OF_TORCH_TPU} or later, "
+            f"but libtpu {have.versions['libtpu']} is installed. jax[tpu] installs its own libtpu."
+        )
+    return None
 
 
-def _plugins(
-    have: InstalledPackages, machine: Machine, env: Mapping[str, str]
-) -> Iterator[SetupProblem]:
-    """Check for other libraries that add a device to torch, or drive the TPU."""
-    if "torch_tpu" in have.versions and machine.chips:
-        yield SetupProblem(
-            "torch-tpu",
-            f"torch_tpu {have.versions['torch_tpu']} is installed as well as torch_xla: "
-            "`import torch` loads it, and it needs another torch and another libtpu.",
-            "`pip uninstall -y torch_tpu`, then "
-            f"`{_command(have, machine)}`, {restart_hint(machine.platform)}",
-        )
+def _two_backends(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
+    """Check for torch_xla and torch_tpu in one environment: one of them is broken."""
+    torch = have.release("torch")
+    if torch is None or not {"torch_xla", "torch_tpu"} <= have.versions.keys():
+        return
+    old = torch[:2] < TORCH_OF_TORCHTPU[0]
+    unwanted = {"xla": "torch_tpu", "torchtpu": "torch_xla"}.get(machine.backend)
+    unwanted = unwanted or ("torch_tpu" if old else "torch_xla")
+    broken = (
+        "torch_tpu is broken: `import torch` loads it, and fails"
+        if old
+        else "torch_xla is broken: importing it fails with 'undefined symbol'"
+    )
+    yield SetupProblem(
+        "torch-tpu",
+        f"torch_xla {have.versions['torch_xla']} and torch_tpu {have.versions['torch_tpu']} are "
+        f"both installed, and need another torch and another libtpu each. With torch "
+        f"{have.versions['torch']}, {broken}.",
+        f"`pip uninstall -y {unwanted}`, then "
+        f"`{_command(have, machine)}`, {restart_hint(machine.platform)}",
+        must=old or machine.backend == "xla",
+    )
+
+
+def _plugins(have: InstalledPackages) -> Iterator[SetupProblem]:
+    """Check for another release of the plugin that torch_xla loads."""
     plugin, xla = have.release("torch_xla_cuda_plugin"), have.release("torch_xla")
     if plugin is not None and xla is not None and plugin[:2] != xla[:2]:
         yield SetupProblem(
@@ -347,6 +487,8 @@ def _requirements(have: InstalledPackages, machine: Machine) -> Iterator[SetupPr
         )
     for name, needs in have.requires.items():
         for need in needs:
+            if name == "torch_tpu" and need.startswith(("torch>", "libtpu>")):
+                continue  # checked above
             if (part := unmet_requirement(need, have)) is not None:
                 yield _unmet(name, part, have, machine)
 
@@ -387,6 +529,8 @@ def _imported(
 
 
 def _command(have: InstalledPackages, machine: Machine) -> str:
+    if machine.backend != "xla":
+        return install_torch_command(have, machine)
     pair = best_pair(machine.platform, have.python)
     if pair is None:
         pair = OF_KAGGLE if machine.platform == "kaggle" else PAIRS[0]
@@ -397,17 +541,20 @@ def _command(have: InstalledPackages, machine: Machine) -> str:
 
 IMPORT_TIMEOUT = 120.0
 """Seconds. The import takes 7 s on two idle processors, and starts no device."""
-_TRY = "import torch, torch_xla"
 
 
 def import_problem(
     env: Mapping[str, str], machine: Machine, have: InstalledPackages, sys_path: Sequence[str] = ()
 ) -> SetupProblem | None:
-    """Import the pair in a subprocess with a run's environment; return the problem if it fails.
+    """Import what the machine's backend needs in a subprocess with a run's environment; return the
+    problem if it fails.
 
     `sys_path`: folders to put in front of the subprocess's `sys.path`.
     """
-    code = f"import sys; sys.path[:0] = {list(sys_path)!r}; {_TRY}"
+    needs_torch_tpu = machine.backend == "torchtpu" and machine.device == "TPU"
+    more = ", torch_xla" if machine.backend == "xla" else ", torch_tpu" * needs_torch_tpu
+    tried = f"import torch{more}"
+    code = f"import sys; sys.path[:0] = {list(sys_path)!r}; {tried}"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -423,8 +570,8 @@ def import_problem(
     except subprocess.TimeoutExpired:
         return SetupProblem(
             "import-hangs",
-            f"`{_TRY}` has not finished after {IMPORT_TIMEOUT:.0f} s.",
-            "find out where it waits: `python -X faulthandler -X importtime -c '" + _TRY + "'`",
+            f"`{tried}` has not finished after {IMPORT_TIMEOUT:.0f} s.",
+            "find out where it waits: `python -X faulthandler -X importtime -c '" + tried + "'`",
         )
     if done.returncode == 0:
         return None
@@ -432,6 +579,6 @@ def import_problem(
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
     return SetupProblem(
         "import-fails",
-        f"`{_TRY}` fails in a new process ({how}): {last[0].strip() if last else 'no message'}",
+        f"`{tried}` fails in a new process ({how}): {last[0].strip() if last else 'no message'}",
         reinstall_hint(machine, have),
     )

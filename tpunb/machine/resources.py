@@ -20,9 +20,9 @@ LITTLE_DISK = 2 * _GIB
 """Bytes. With less free, a few checkpoints fill the disk."""
 LITTLE_SHM = 256 * 2**20
 """Bytes. With less, DataLoader workers die with a bus error: batches go through /dev/shm."""
-TPU_RANK_MEMORY = 3 * _GIB
-"""Bytes of host memory assumed for each rank on a TPU: torch, torch_xla, libtpu's own buffers,
-a compilation. An estimate, not measured."""
+DEVICE_RANK_MEMORY = 3 * _GIB
+"""Bytes of host memory assumed for each rank on a TPU or GPU: torch, the device's library and its
+buffers, a compilation. An estimate, not measured."""
 # Hours of the longest session: Kaggle's client 2.2.5 waits 12 h, "the maximum notebook runtime".
 _HOURS = {"kaggle": 12.0}
 
@@ -55,11 +55,11 @@ def measure_resources(
     """Measure the resources. `since`: the session's start, in seconds since the epoch."""
     shm = root / "dev/shm"
     cache = ""
-    if machine.device == "TPU":
+    if machine.device == "TPU" and machine.backend == "xla":
         cache = env.get(env_vars.XLA_CACHE) or str(environment.cache_folder(env, machine))
         cache = "" if cache == "off" else cache
     hours = _HOURS.get(machine.platform)
-    rank = TPU_RANK_MEMORY if machine.device == "TPU" else RANK_MEMORY
+    rank = RANK_MEMORY if machine.device == "CPU" else DEVICE_RANK_MEMORY
     return Resources(
         runs=str(runs),
         disk=_free(runs),

@@ -63,7 +63,8 @@ def launch_environment(
     answer = _ask(left, options)
     if "refused" in answer:
         raise SetupError(
-            f"torch_tpu cannot start {ranks} ranks on this host: {answer['refused']}. "
+            f"torch_tpu cannot start {ranks} rank{'s' if ranks != 1 else ''} on this host: "
+            f"{answer['refused']}. "
             "`tpunb doctor` shows the TPU, and the numbers of ranks that it can have"
         )
     return {name: value for name, value in answer["set"].items() if name not in _OF_ELASTIC}
