@@ -28,7 +28,7 @@ from tpunb.kernel.options import (
 )
 from tpunb.runs import directory, download, logs, state
 from tpunb.runs import listing as listings
-from tpunb.runs.spec import RunState, StopOrigin
+from tpunb.runs.spec import BackendName, RunState, StopOrigin
 from tpunb.utils import ansi, terminal
 from tpunb.utils.options import (
     OptionParser,
@@ -287,12 +287,20 @@ class LintOptions:
         help="if there is one notebook: its train cell, by number or id (default: the last "
         "%%%%tpu_train)",
     )
+    backend: BackendName | None = option(
+        "--backend",
+        metavar="NAME",
+        choices=("xla", "torchtpu", "torch"),
+        help="what the notebook trains with: xla (torch_xla), torchtpu, or torch (plain "
+        "torch.distributed); default: what its code names, otherwise xla",
+    )
     json: bool = flag("--json", help="print the findings as JSON")
 
 
 def _lint(chosen: LintOptions) -> int:
     from tpunb.notebook.files import load_snapshot
     from tpunb.notebook.lint.linter import lint
+    from tpunb.notebook.stack import written_for
 
     several = len(chosen.notebooks) > 1
     if several and chosen.cell is not None:
@@ -304,7 +312,9 @@ def _lint(chosen: LintOptions) -> int:
     unread = False
     for path in chosen.notebooks:
         try:
-            findings = lint(load_snapshot(path, chosen.cell))
+            snapshot = load_snapshot(path, chosen.cell)
+            code = [cell.source for cell in snapshot.cells if cell.kind == "code"]
+            findings = lint(snapshot, backend=chosen.backend or written_for(code) or "xla")
         except TpunbError as error:
             if not several:
                 raise

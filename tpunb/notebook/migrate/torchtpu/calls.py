@@ -13,7 +13,7 @@ from tpunb.notebook.migrate.torchtpu.table import advice
 from tpunb.notebook.removed_apis import PL, XMP, XR
 from tpunb.notebook.scopes import XM, literal
 
-_AMP = "torch_xla.amp"
+AMP = "torch_xla.amp"
 _PROFILER = "torch_xla.debug.profiler"
 AUTOCAST = "torch.autocast"
 _OPERATIONS = {"sum": "SUM", "mul": "PRODUCT", "min": "MIN", "max": "MAX"}
@@ -393,7 +393,7 @@ CALLS: dict[str, Handler] = {
     f"{PL}.ParallelLoader": on_device,
     f"{XMP}.MpModelWrapper": _first,
     f"{XMP}.MpSerialExecutor": _serial,
-    f"{_AMP}.autocast": _autocast,
+    f"{AMP}.autocast": _autocast,
     AUTOCAST: _autocast,
     "torch_xla.debug.metrics.metrics_report": _report,
     "torch_xla.debug.metrics.short_metrics_report": _report,
@@ -401,9 +401,9 @@ CALLS: dict[str, Handler] = {
     f"{_PROFILER}.StepTrace": _record,
 }
 NAMED = {
-    f"{_AMP}.syncfree.Adam": "torch.optim.Adam",
-    f"{_AMP}.syncfree.AdamW": "torch.optim.AdamW",
-    f"{_AMP}.syncfree.SGD": "torch.optim.SGD",
+    f"{AMP}.syncfree.Adam": "torch.optim.Adam",
+    f"{AMP}.syncfree.AdamW": "torch.optim.AdamW",
+    f"{AMP}.syncfree.SGD": "torch.optim.SGD",
     "torch_xla.utils.checkpoint.checkpoint": "torch.utils.checkpoint.checkpoint",
 }
 """Names that only change, called or not."""

@@ -61,6 +61,8 @@ REWRITTEN = (
     Replacement("torch_xla.utils.checkpoint.checkpoint", "`torch.utils.checkpoint.checkpoint`"),
     Replacement(f"{_PROFILER}.Trace", "`torch.profiler.record_function`"),
     Replacement(f"{_PROFILER}.StepTrace", "`torch.profiler.record_function`"),
+    Replacement("torch_xla.debug.metrics.metrics_report", "nothing, where it is only printed"),
+    Replacement("torch_xla.debug.metrics.short_metrics_report", "nothing, as above"),
     Replacement("torch_xla.backends.set_mat_mul_precision", "`torch.set_float32_matmul_precision`"),
     Replacement("torch_xla.__version__", "`torch.__version__`"),
 )
