@@ -314,6 +314,54 @@ COMPLETE = {
 }
 """Notebooks that are rewritten completely."""
 
+LOSSES = {
+    "single core": [1.318178, 1.371342, 1.177758, 1.3141],
+    "xmp.spawn with ParallelLoader": [
+        1.186733,
+        1.049764,
+        1.083446,
+        1.15492,
+        1.028012,
+        0.826582,
+        0.949606,
+        1.035454,
+    ],
+    "resnet with MpDeviceLoader": [
+        1.140111,
+        0.994057,
+        1.081707,
+        1.136664,
+        0.971784,
+        0.797673,
+        1.051477,
+        1.064953,
+    ],
+    "fine-tuning with dicts": [1.125849, 1.171969, 1.008782, 1.213207],
+    "a GAN with two optimizers": [
+        1.430506,
+        0.790376,
+        1.389413,
+        0.780671,
+        1.452578,
+        0.773334,
+        1.40483,
+        0.779022,
+    ],
+    "gradient accumulation": [
+        0.570299,
+        0.65011,
+        0.508952,
+        0.546125,
+        0.643059,
+        0.660594,
+        0.456636,
+        0.699747,
+    ],
+    "DistributedDataParallel": [1.567319, 1.125836, 1.089051, 1.321282],
+    "TPU or GPU": [1.3598, 1.287162],
+}
+"""What the notebooks of COMPLETE leave in `losses` on one core, with torch_xla 2.9 on the CPU."""
+
 SPMD = [
     DATA,
     """\
