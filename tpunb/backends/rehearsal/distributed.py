@@ -33,6 +33,7 @@ from tpunb.backends.rehearsal.wire import Wire
 
 # Private or without a promise, as most methods of its classes (torch 2.11, 2.13 and 2.15).
 _C10D: Any = torch._C._distributed_c10d
+_set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 Tensors = Sequence[torch.Tensor]
 _Start = Callable[[Any], Sequence[Any]]
@@ -144,16 +145,16 @@ class ComparedCollectives:
                 work.wait()
             return
         call = self._call(operation, tensors, detail, found, compared)
-        refused: Exception | None = None
+        refused: BaseException | None
         with found.wire.exchange(call, found.ranks, timeout=_limit(timeout, found)):
             if check is not None:
                 check(found, call)
             try:
                 works = start(backend)
             except Exception as error:  # of the arguments, on all ranks: they still agree
-                refused, works = error, ()
-            for work in works:
-                found.wire.wait(work, found.ranks, call)
+                refused = error
+            else:
+                refused = found.wire.wait(works, found.ranks, call)
         if refused is not None:
             raise refused
 
@@ -695,8 +696,14 @@ def _call(
 def _kernel(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def kernel(*args: Any, **options: Any) -> Any:
-        with torch.no_grad():  # which C++ kernels, below autograd, do not need
-            return method(*args, **options)
+        # As torch's own kernels, in C++, it is neither differentiated nor traced by dynamo
+        # (torch.compiler.disable would import dynamo, which takes seconds).
+        traced = _set_eval_frame(None)
+        try:
+            with torch.no_grad():
+                return method(*args, **options)
+        finally:
+            _set_eval_frame(traced)
 
     return kernel
 
