@@ -1,0 +1,82 @@
+"""`torch.device("tpu")` without a TPU: tensors of a device of their own, over the CPU's memory.
+
+x.device.type is "tpu"; operations that mix devices raise; x.numpy() raises. Autograd, views and
+version counters are torch's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from tpunb.backends.torchtpu.rehearsal.aliases import check_layout, on_tpu, to_cpu, to_tpu
+from tpunb.utils.errors import UV_INSTALL, SetupError
+
+__all__ = ["install", "is_installed", "on_tpu", "to_cpu", "to_tpu"]
+
+OLDEST = (2, 11)
+_kept: list[Any] = []
+"""Registrations end with the objects that made them."""
+
+
+def is_installed() -> bool:
+    """Whether this process has the device."""
+    return bool(_kept)
+
+
+def install() -> None:
+    """Give this process `torch.device("tpu")`; does nothing if it has it already.
+
+    Raises SetupError if torch is too old, or if torch_tpu has registered its own device.
+    """
+    if is_installed():
+        return
+    _check()
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    from tpunb.backends.torchtpu.rehearsal import autocast, kernels, module, patches
+
+    made = module.TpuModule()
+    _setup_privateuseone_for_python_backend("tpu", backend_module=made, hook=_hooks())
+    module.add_submodules(made)
+    sys.modules.setdefault("torch_tpu", module.stand_in())
+    _kept.extend([made, kernels.register(), autocast.register()])
+    patches.apply()
+
+
+def _check() -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise SetupError(
+            f"rehearsing TorchTPU needs torch 2.11 or later, and this is {torch.__version__}: "
+            f"{UV_INSTALL} 'torch>=2.11,<2.16'"
+        )
+    if hasattr(torch, "tpu") or "torch_tpu" in sys.modules:
+        raise SetupError(
+            "torch_tpu has registered its own device in this process, so none can be rehearsed: "
+            "restart the kernel with TORCH_DEVICE_BACKEND_AUTOLOAD=0 in its environment, before "
+            "torch is imported"
+        )
+    if not check_layout():
+        raise SetupError(
+            f"torch {torch.__version__} on this Python lays out memory in a way that rehearsing "
+            "TorchTPU does not know: use CPython 3.10 to 3.13 and torch 2.11 to 2.15"
+        )
+
+
+def _hooks() -> Any:
+    accelerator: Any = torch._C._acc
+
+    class Hooks(accelerator.PrivateUse1Hooks):  # type: ignore[misc]
+        def is_available(self) -> bool:
+            return True
+
+        def has_primary_context(self, index: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    return Hooks()

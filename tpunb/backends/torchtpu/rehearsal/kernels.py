@@ -1,0 +1,303 @@
+"""The device's kernels: what only touches metadata, what makes memory, what torch lacks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tpunb.backends.torchtpu.rehearsal import seeds
+from tpunb.backends.torchtpu.rehearsal.aliases import bare_cpu, bare_tpu, on_tpu, to_cpu, to_tpu
+from tpunb.backends.torchtpu.rehearsal.plans import (
+    KEY,
+    Kernel,
+    check_device,
+    cpu_kernel,
+    make_kernel,
+    swap,
+)
+
+_C: Any = torch._C
+_aten: Any = torch.ops.aten
+_Memory = torch.memory_format | None
+_Shape = list[int]
+
+METADATA_ONLY = (
+    "as_strided view _reshape_alias unfold view_as_real view_as_complex "
+    "set_.source_Storage set_.source_Storage_storage_offset"
+).split()
+"""The CPU's kernels of these read and write no values: they run on the device's tensors."""
+CPU_INDICES = {"index.Tensor": 1, "index_put_": 1, "_index_put_impl_": 1}
+"""Operations whose indices may be on the CPU, as on CUDA, and where they are."""
+COMPOSITE = ("convolution", "convolution_backward")
+"""Operations that torch would take apart for a device that it does not know."""
+
+_empty_cpu = cpu_kernel(_aten.empty.memory_format)
+_empty_strided_cpu = cpu_kernel(_aten.empty_strided.default)
+_copy_cpu = cpu_kernel(_aten.copy_.default)
+_to_copy_cpu = cpu_kernel(_aten._to_copy.default)
+_resize_cpu = cpu_kernel(_aten.resize_.default)
+_choose_attention_cpu = cpu_kernel(_aten._fused_sdp_choice.default)
+_overlapping = make_kernel(_aten.copy_.default)
+
+
+def find_op(name: str) -> Any:
+    """The operation `aten::name`, with or without the name of an overload."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(_aten, packet), overload or "default")
+
+
+def empty(
+    size: _Shape,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: _Memory = None,
+) -> Any:
+    check_device(device)
+    return bare_tpu(_empty_cpu(size, dtype=dtype, memory_format=memory_format))
+
+
+def empty_strided(
+    size: _Shape,
+    stride: _Shape,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Any:
+    check_device(device)
+    return bare_tpu(_empty_strided_cpu(size, stride, dtype=dtype))
+
+
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if not (self.is_cpu or src.is_cpu) and _C._is_alias_of(self, src):
+        return _overlapping(self, src)  # type: ignore[no-any-return]
+    _copy_cpu(
+        self if self.is_cpu else to_cpu(self),
+        src if src.is_cpu else to_cpu(src),
+    )
+    return self
+
+
+def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(dst, self)
+
+
+def copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    if dst.shape != self.shape:
+        dst.resize_(self.shape)
+    return copy_(dst, self)
+
+
+def to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: _Memory = None,
+) -> Any:
+    """torch's own asks for pinned memory if non_blocking, and Python cannot register an allocator."""
+    check_device(device)
+    to = self.device if device is None else device
+    elsewhere = None if to.type in ("cpu", "tpu") else to
+    copied = _to_copy_cpu(
+        self if self.is_cpu else to_cpu(self),
+        dtype=dtype,
+        layout=layout,
+        device=elsewhere,
+        memory_format=memory_format,
+    )
+    return to_tpu(copied) if to.type == "tpu" else copied
+
+
+def resize_(self: torch.Tensor, size: _Shape, *, memory_format: _Memory = None) -> torch.Tensor:
+    """Like torch's, but memory that grows is new: other views keep the old one."""
+    needed = (math.prod(size) + self.storage_offset()) * self.element_size()
+    if needed > self.untyped_storage().nbytes():
+        new = _empty_cpu(size, dtype=self.dtype, memory_format=memory_format)
+        kept = min(self.numel(), new.numel())
+        flat = new.as_strided([kept], [1])
+        flat.copy_(bare_cpu(self.as_strided([kept], [1])))
+        swap(self, bare_tpu(new))
+        return self
+    return _resize_cpu(self, size, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+def set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    swap(self, source)
+    return self
+
+
+def set_nothing(self: torch.Tensor) -> torch.Tensor:
+    swap(self, bare_tpu(_empty_cpu([0], dtype=self.dtype)))
+    return self
+
+
+def read_scalar(self: torch.Tensor) -> Any:
+    return to_cpu(self).item()
+
+
+def choose_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **k: Any
+) -> int:
+    """The CPU's choice between flash attention and plain operations, with the CPU's kernels."""
+    aliases = [None if t is None else to_cpu(t) for t in (query, key, value, attn_mask)]
+    if attn_mask is not None and attn_mask.requires_grad:
+        return 0  # flash attention has no gradient of the mask
+    chosen = _choose_attention_cpu(*aliases, *args, **k)
+    # sdpa_kernel(SDPBackend.OVERRIDEABLE), which the CPU lacks, is what a TPU has.
+    return 0 if chosen < 0 and _C._get_overrideable_sdp_enabled() else chosen
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
+    """The CPU's, but with the device's generator, which the operation itself is not given."""
+    values = to_cpu(input)
+    mask = torch.empty_like(values, dtype=torch.bool, device="cpu")
+    if train is False:
+        return to_tpu(values.clone()), bare_tpu(mask.fill_(True))
+    mask.bernoulli_(1 - p, generator=seeds.default_generator())
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return to_tpu(values.mul(mask).mul_(scale)), bare_tpu(mask)
+
+
+def lstm_cell(
+    input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = None, hidden_bias: Any = None
+) -> tuple[Any, Any, Any]:
+    """torch takes the fused kernel for each device but the CPU, which has none."""
+    gates = input_gates + hidden_gates
+    if input_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    c = f * cx + i * g
+    return o * c.tanh(), c, torch.cat([i, f, g, o], 1)
+
+
+def gru_cell(
+    input_gates: Any, hidden_gates: Any, hx: Any, input_bias: Any = None, hidden_bias: Any = None
+) -> tuple[Any, Any]:
+    """As `lstm_cell`."""
+    if input_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    ir, iz, ig = input_gates.chunk(3, 1)
+    hr, hz, hg = hidden_gates.chunk(3, 1)
+    r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
+    n = (ig + r * hg).tanh()
+    return (hx - n) * z + n, torch.cat([r, z, n, hx, hg], 1)
+
+
+def zero_tensor(size: _Shape, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+    """Zeros without memory, which have no place in DLPack."""
+    return torch.zeros(size, dtype=dtype, device="tpu")
+
+
+PINNED = "_pinned_for_tpu"
+"""Attribute of the storage of a CPU tensor that `.pin_memory()` made."""
+
+
+def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    pinned = self.clone()
+    setattr(pinned.untyped_storage(), PINNED, True)
+    return pinned
+
+
+def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return getattr(self.untyped_storage(), PINNED, False)
+
+
+def _take_remainder(self: Any, other: Any) -> Any:
+    """take_along_dim calls it with a number where the schema wants a tensor."""
+    return _remainder(self, other if isinstance(other, torch.Tensor) else torch.tensor(other))
+
+
+def _with_indices(name: str, at: int) -> Kernel:
+    kernel = make_kernel(find_op(name))
+
+    def indexed(*args: Any, **kwargs: Any) -> Any:
+        indices = [i.to("tpu") if isinstance(i, torch.Tensor) and i.is_cpu else i for i in args[at]]
+        return kernel(*args[:at], indices, *args[at + 1 :], **kwargs)
+
+    return indexed
+
+
+_remainder = make_kernel(_aten.remainder.Tensor)
+
+OWN: dict[str, Kernel] = {
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "copy_": copy_,
+    "_copy_from": copy_from,
+    "_copy_from_and_resize": copy_from_and_resize,
+    "_to_copy": to_copy,
+    "resize_": resize_,
+    "set_.source_Tensor": set_tensor,
+    "set_": set_nothing,
+    "_local_scalar_dense": read_scalar,
+    "_fused_sdp_choice": choose_attention,
+    "native_dropout": native_dropout,
+    "_efficientzerotensor": zero_tensor,
+    "is_pinned": lambda self, device=None: False,
+    "_pin_memory": lambda self, device=None: self,
+    "record_stream": lambda self, stream: None,
+    "_thnn_fused_lstm_cell": lstm_cell,
+    "_thnn_fused_gru_cell": gru_cell,
+    "remainder.Tensor": _take_remainder,
+}
+
+
+def _direct_names() -> Iterator[str]:
+    """Operations that torch would take apart first: one call of Python instead of several."""
+    has = _C._dispatch_has_kernel_for_dispatch_key
+    for full in _C._dispatch_get_all_op_names():
+        namespace, _, name = full.partition("::")
+        if namespace != "aten" or name in OWN:
+            continue
+        if name.startswith("_foreach_") or (
+            has(full, "CPU")
+            and has(full, "CompositeExplicitAutogradNonFunctional")
+            and not has(full, "CompositeImplicitAutograd")
+        ):
+            yield name.removesuffix(".")
+
+
+_kernels: dict[Any, Kernel] = {}
+
+
+def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Every other operation."""
+    kernel = _kernels.get(op)
+    if kernel is None:
+        kernel = _kernels[op] = make_kernel(op)
+    return kernel(*args, **kwargs)
+
+
+def register() -> list[Any]:
+    """Register all; returns what must be kept for as long as the kernels are needed."""
+    aten, everything = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    table = dict(OWN)
+    for name in METADATA_ONLY:
+        table[name] = functools.partial(find_op(name)._op_dk, KEY)
+    for name, at in CPU_INDICES.items():
+        table[name] = _with_indices(name, at)
+    for name in itertools.chain(COMPOSITE, _direct_names()):
+        if name not in table:
+            table[name] = make_kernel(find_op(name))
+    for name, kernel in table.items():
+        aten.impl(name, kernel, "PrivateUse1")
+    for name in ("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"):
+        aten.impl(name, OWN[name], "AutogradPrivateUse1")  # with the gradients of its parts
+    aten.impl("_pin_memory", pin_memory, "CPU")
+    aten.impl("is_pinned", is_pinned, "CPU")
+    everything.fallback(fallback, "PrivateUse1")
+    return [aten, everything]
