@@ -206,7 +206,7 @@ class ComparedCollectives:
             return [self._moved(tensor) for tensor in tensors]
         value = self._kind.to_cpu(tensors)
         if self._kind.is_tpu and value.is_contiguous():
-            value = value.view(-1).view(torch.uint8)
+            value = _flat(value).view(torch.uint8)
         return value
 
     def _wide(self, tensors: Any) -> Any:
@@ -232,7 +232,7 @@ class ComparedCollectives:
         found = self._group(group)
         if found is not None and reduction.is_sum and _is_added(values):
             call = self._call(f"all_reduce {reduction.name}", tensors, "", found, None)
-            flat, ranks = values[0].view(-1), sorted(found.ranks)
+            flat, ranks = _flat(values[0]), sorted(found.ranks)
             with found.wire.exchange(call, ranks, flat, timeout=_limit(timeout, found)):
                 found.wire.all_reduce(flat, ranks, call)
         else:
@@ -590,7 +590,8 @@ class ComparedCollectives:
 
     def _root(self, preposition: str, group: Any, root: int) -> str:
         found = self._group(group)
-        return "" if found is None else f"{preposition} rank {found.ranks[root]}"
+        known = found is not None and 0 <= root < len(found.ranks)
+        return f"{preposition} rank {found.ranks[root] if found and known else root}"
 
 
 @dataclass(frozen=True)
@@ -618,6 +619,11 @@ class _Reduction:
     @property
     def sent(self) -> Any:
         return dist.ReduceOp(dist.ReduceOp.SUM if self.is_average else self.kind)
+
+
+def _flat(value: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as one dimension. A view of one element could keep a stride of 0."""
+    return value.as_strided((value.numel(),), (1,))
 
 
 def _is_added(values: Tensors) -> bool:

@@ -415,7 +415,7 @@ def test_missing_torch_elastic_store_is_explained(ranks: Ranks) -> None:
 
 def wrong(mistake: str) -> str:
     """Make a mistake on rank 3, the second on the second host; return the error of this rank."""
-    from tpunb.backends.xla.rehearsal import install
+    from tpunb.backends.rehearsal import install
 
     rank, _ = rehearse()
     x = torch.ones(4, device=torch_xla.device())
