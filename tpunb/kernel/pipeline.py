@@ -45,7 +45,7 @@ from tpunb.notebook.models import Cell, EarlierValues, LaunchCall, Script, Snaps
 from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import BackendName, RunSpec
 from tpunb.utils import cpus, env_vars, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.names_read import names_read
@@ -114,6 +114,7 @@ def prepare_notebook(
     replicate: bool,
     replay: bool,
     parameters: Mapping[str, object] = MappingProxyType({}),
+    backend: BackendName = "xla",
 ) -> PreparedNotebook:
     """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
 
@@ -155,7 +156,7 @@ def prepare_notebook(
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
-    made = _lint(snapshot, script, replicate=replicate, held=held or ())
+    made = _lint(snapshot, script, replicate=replicate, held=held or (), backend=backend)
     return replace(made, taken=taken, removed=removed)
 
 
@@ -179,21 +180,27 @@ def _prelude_cell(
     return PreludeCell(cell.source, number, returned, frozenset(current), frozenset(lacks))
 
 
-def prepare_file(snapshot: Snapshot, *, replicate: bool) -> PreparedNotebook:
+def prepare_file(snapshot: Snapshot, *, replicate: bool, backend: BackendName) -> PreparedNotebook:
     """Convert and lint a notebook file, for a run without a kernel. Raises like above."""
-    return _lint(snapshot, convert(snapshot), replicate=replicate)
+    return _lint(snapshot, convert(snapshot), replicate=replicate, backend=backend)
 
 
 def _lint(
-    snapshot: Snapshot, script: Script, *, replicate: bool, held: Container[str] = ()
+    snapshot: Snapshot,
+    script: Script,
+    *,
+    replicate: bool,
+    held: Container[str] = (),
+    backend: BackendName,
 ) -> PreparedNotebook:
     """Lint the cells of the run. Those below are not part of it, but may use what it does not
     return.
     """
     end = None if snapshot.train is None else snapshot.train + 1
-    findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held)
+    findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held, backend=backend)
     if end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
-        findings += [finding for finding in lint(snapshot, rules=[NOT_RETURNED]) if finding.own]
+        returned = lint(snapshot, rules=[NOT_RETURNED], backend=backend)
+        findings += [finding for finding in returned if finding.own]
     reason = REPLICATE_OPTION if replicate else static_reason(script)
     return PreparedNotebook(snapshot, script, reason, tuple(findings))
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, cast
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from tpunb.backends.choice import Choice, Sign, choose, find_installed
+from tpunb.backends.choice import Choice, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, cost, device, panel, rank_names, setup
+from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
@@ -48,7 +49,6 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.notebook.stack import stacks_named
 from tpunb.places import kinds, mirror
 from tpunb.places.local import LocalTarget
 from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
@@ -197,13 +197,8 @@ class Session:
         `cell`: code of the run besides the cells that were executed.
         """
         newest = {run.id or run.source: run for run in self.history.executions() if not run.failed}
-        sources = [*(run.source for run in newest.values()), cell]
-        numbers = [*(run.number for run in newest.values()), self.history.running()]
-        named = {
-            name: Sign(f"cell [{numbers[found.cell] or ' '}] has `{found.found}`", found.certain)
-            for name, found in stacks_named(sources).items()
-        }
-        return choose(self.defaults.backend, named, find_installed())
+        cells = [(run.number, run.source) for run in newest.values()]
+        return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
 
     def machine(
         self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
@@ -285,6 +280,8 @@ class Session:
                 cores=self.defaults.cores,
                 answers=here.metadata,
                 imported=sys.modules,
+                backend=choice.backend,
+                why=choice.why,
             ),
             preload=preload,
             json=options.json,
@@ -443,6 +440,7 @@ class Session:
                 replicate=options.replicate,
                 replay=options.replay,
                 parameters=parameters,
+                backend=choice.backend,
             )
 
         request = prepare(convert, target, options, here, self.defaults.runs)
