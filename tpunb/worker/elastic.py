@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
@@ -87,10 +87,9 @@ class ForkingAgent(SimpleElasticAgent):
         self._attempt = worker_group.spec.max_restarts - self._remaining_restarts
         self._living, self._codes, self._ranks = {}, {}, {}
         self._marks = RankMarks(len(worker_group.workers))
+        group: Any = worker_group  # whose types leave out that it has numbers by now
         self._launch = current.backend().launch_environment(
-            len(worker_group.workers),
-            worker_group.group_rank or 0,
-            worker_group.group_world_size or 1,
+            len(group.workers), group.group_rank, group.group_world_size
         )
         # A SIGINT that arrives before a rank has its handlers waits until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
