@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpunb.backends.choice import Installed, Sign, choose
+from tpunb.backends.choice import Installed, NamedBackend, choose
 from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import MissingPackageError, SetupError
 
@@ -14,7 +14,7 @@ TPU = Installed((2, 13), torch_xla=False, torch_tpu=True)
 OLD = Installed((2, 9), torch_xla=False, torch_tpu=False)
 NOTHING = Installed((), torch_xla=False, torch_tpu=False)
 
-SURE, MAYBE = Sign("cell [2] has `it`", True), Sign("cell [3] has `it`", False)
+SURE, MAYBE = NamedBackend("cell [2] has `it`", True), NamedBackend("cell [3] has `it`", False)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ SURE, MAYBE = Sign("cell [2] has `it`", True), Sign("cell [3] has `it`", False)
     ],
 )
 def test_the_code_decides_then_what_is_installed(
-    named: dict[BackendName, Sign], installed: Installed, backend: BackendName, why: str
+    named: dict[BackendName, NamedBackend], installed: Installed, backend: BackendName, why: str
 ) -> None:
     choice = choose(None, named, installed)
     assert choice.backend == backend

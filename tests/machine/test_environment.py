@@ -179,6 +179,8 @@ def test_a_run_of_torchtpu_loses_what_is_for_others_and_gets_nothing_of_torch_xl
     made = environment.run_environment(kernel, "TPU", backend="torchtpu")
     assert made == {
         "HOME": "/root",
+        "TPUNB_BACKEND": "torchtpu",
+        "TPUNB_DEVICE": "TPU",
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONUNBUFFERED": "1",
         "TQDM_MININTERVAL": "0.5",

@@ -41,7 +41,7 @@ class Installed:
 
 
 @dataclass(frozen=True)
-class Sign:
+class NamedBackend:
     """Code that names a backend."""
 
     place: str
@@ -51,7 +51,7 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """A backend, and the reason for it."""
 
     backend: BackendName
@@ -106,29 +106,29 @@ def find_installed() -> Installed:
 
 
 def choose(
-    asked: BackendName | None, named: Mapping[BackendName, Sign], installed: Installed
-) -> Choice:
+    asked: BackendName | None, named: Mapping[BackendName, NamedBackend], installed: Installed
+) -> BackendChoice:
     """Choose a backend: the one that was asked for, that the code names, or that is installed.
 
     If the code names both torch_xla and TorchTPU, or may run with either, what is installed
     decides. `%tpu_setup --backend` is `asked`.
     """
     if asked is not None:
-        return Choice(asked, f"%tpu_setup --backend {asked}", installed)
+        return BackendChoice(asked, f"%tpu_setup --backend {asked}", installed)
     backend = _named(named, installed)
     if backend is not None:
-        return Choice(backend, named[backend].place, installed)
+        return BackendChoice(backend, named[backend].place, installed)
     if installed.torch_xla:
-        return Choice("xla", f"torch_xla is installed, and {_NONE}", installed)
+        return BackendChoice("xla", f"torch_xla is installed, and {_NONE}", installed)
     if installed.torch_tpu and installed.has_torchtpu:
-        return Choice("torchtpu", f"torch_tpu is installed, and {_NONE}", installed)
-    return Choice("torch", f"torch_xla is not installed, and {_NONE}", installed)
+        return BackendChoice("torchtpu", f"torch_tpu is installed, and {_NONE}", installed)
+    return BackendChoice("torch", f"torch_xla is not installed, and {_NONE}", installed)
 
 
 _NONE = "no cell names another backend"
 
 
-def _named(named: Mapping[BackendName, Sign], installed: Installed) -> BackendName | None:
+def _named(named: Mapping[BackendName, NamedBackend], installed: Installed) -> BackendName | None:
     fits: dict[BackendName, bool] = {
         "xla": installed.torch_xla,
         "torchtpu": installed.has_torchtpu and not installed.torch_xla,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from tpunb.backends.choice import LABELS, Choice
+from tpunb.backends.choice import LABELS, BackendChoice
 from tpunb.kernel.changes import Changes, PreludeCell
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
@@ -236,7 +236,7 @@ class RunRequest:
     """The machine that `--stop-when-done` stops."""
     notes_shown: frozenset[str] = frozenset()
     """Notes on the notebook that earlier runs have shown, and that need not be repeated."""
-    choice: Choice | None = None
+    choice: BackendChoice | None = None
     """The backend, and why; None if it was shown with an earlier run, or needs no note."""
     lint_shown: bool = False
     """True if the previous run has shown the same findings of lint."""

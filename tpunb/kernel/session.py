@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from tpunb.backends.choice import Choice, find_installed
+from tpunb.backends.choice import BackendChoice, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
@@ -191,7 +191,7 @@ class Session:
         """Choose the kernel's own XLA device; return a message about a change, or None."""
         return device.choose_device(wanted, set_by_user=self._user_chose_device())
 
-    def choose_backend(self, cell: str = "") -> Choice:
+    def choose_backend(self, cell: str = "") -> BackendChoice:
         """Return the backend of the next run: that of `%tpu_setup --backend`, or of the code.
 
         `cell`: code of the run besides the cells that were executed.
@@ -454,7 +454,9 @@ class Session:
             trial=bool(parameters),
         )
 
-    def _local_target(self, options: TrainOptions, here: Machine, choice: Choice) -> LocalTarget:
+    def _local_target(
+        self, options: TrainOptions, here: Machine, choice: BackendChoice
+    ) -> LocalTarget:
         def get_ready() -> None:
             if not options.dry_run:
                 self._ready_machine(options, here, choice)
@@ -487,7 +489,7 @@ class Session:
                 front.publish({"text/html": "", "text/plain": ""})
             raise
 
-    def _ready_machine(self, options: TrainOptions, here: Machine, choice: Choice) -> None:
+    def _ready_machine(self, options: TrainOptions, here: Machine, choice: BackendChoice) -> None:
         """Raise an error unless this machine is ready for a run; with `--cold`, end the preloaded
         process.
         """

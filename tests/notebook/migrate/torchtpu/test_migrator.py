@@ -49,7 +49,7 @@ def test_a_notebook_is_rewritten_completely(name: str) -> None:
         assert not any(
             "xla" in line for line in text.split("\n") if not line.lstrip().startswith("#")
         )
-    assert not [one for one in found(*sources(made)) if one[0] == "undefined-name"]
+    assert not [one for one in found(*sources(made)) if one.rule == "undefined-name"]
 
 
 def test_a_cell_of_which_nothing_is_left_has_no_further_changes() -> None:
