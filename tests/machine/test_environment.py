@@ -178,6 +178,8 @@ def test_a_run_of_torchtpu_loses_what_is_for_others_and_gets_nothing_of_torch_xl
     kernel = {"HOME": "/root", "RANK": "3", "TPU_SKIP_MDS_QUERY": "1", **LAUNCHED, **OF_HOST, **XLA}
     made = environment.run_environment(kernel, "TPU", backend="torchtpu")
     assert made == {
+        "TPUNB_BACKEND": "torchtpu",
+        "TPUNB_DEVICE": "TPU",
         "HOME": "/root",
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONUNBUFFERED": "1",

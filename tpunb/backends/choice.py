@@ -106,26 +106,24 @@ def find_installed() -> Installed:
 
 
 def choose(
-    asked: BackendName | None, named: Mapping[BackendName, Sign], installed: Installed
+    asked: BackendName | None, named: Mapping[BackendName, Sign] | None, installed: Installed
 ) -> Choice:
     """Choose a backend: the one that was asked for, that the code names, or that is installed.
 
     If the code names both torch_xla and TorchTPU, or may run with either, what is installed
-    decides. `%tpu_setup --backend` is `asked`.
+    decides. `%tpu_setup --backend` is `asked`. `named`: None if there is no code to look at.
     """
     if asked is not None:
         return Choice(asked, f"%tpu_setup --backend {asked}", installed)
-    backend = _named(named, installed)
-    if backend is not None:
+    backend = _named(named or {}, installed)
+    if named and backend is not None:
         return Choice(backend, named[backend].place, installed)
+    none = "" if named is None else ", and no cell names another backend"
+    if installed.torch_tpu and installed.has_torchtpu:  # a torch_xla beside it is broken
+        return Choice("torchtpu", f"torch_tpu is installed{none}", installed)
     if installed.torch_xla:
-        return Choice("xla", f"torch_xla is installed, and {_NONE}", installed)
-    if installed.torch_tpu and installed.has_torchtpu:
-        return Choice("torchtpu", f"torch_tpu is installed, and {_NONE}", installed)
-    return Choice("torch", f"torch_xla is not installed, and {_NONE}", installed)
-
-
-_NONE = "no cell names another backend"
+        return Choice("xla", f"torch_xla is installed{none}", installed)
+    return Choice("torch", f"torch_xla is not installed{none}", installed)
 
 
 def _named(named: Mapping[BackendName, Sign], installed: Installed) -> BackendName | None:

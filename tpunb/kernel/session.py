@@ -284,6 +284,8 @@ class Session:
                 cores=self.defaults.cores,
                 answers=here.metadata,
                 imported=sys.modules,
+                backend=choice.backend,
+                why=choice.why,
             ),
             preload=preload,
             json=options.json,

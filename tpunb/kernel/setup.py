@@ -42,8 +42,10 @@ def show_report(
     leaves = kernel == "CPU" and report.machine.device == "TPU"
 
     def bundle(preload: str) -> dict[str, str]:
-        rows = [("kernel", f"uses XLA on {kernel}" + ", so runs can take the TPU" * leaves)]
-        rows += [("torch_xla", preload)] if preload else []
+        xla = report.machine.backend == "xla"
+        left = ", so runs can take the TPU" if leaves else ""
+        rows = [("kernel", f"uses XLA on {kernel}{left}")] if xla else []
+        rows += [("torch_xla" if xla else "torch", preload)] if preload else []
         return {"text/html": report_card(report, rows), "text/plain": report_text(report, rows)}
 
     publish = front_end.show_bundle(bundle(preload))

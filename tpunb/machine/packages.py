@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tpunb.backends.choice import TORCHTPU_SINCE, Choice, Installed, choose
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
-from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import UV_INSTALL
 
 
@@ -46,7 +46,7 @@ PAIRS = (
 OF_KAGGLE = PAIRS[1]
 TORCH_TPU = "0.2.0"
 """The release of torch_tpu that the next four lines are for: its metadata and its files."""
-TORCH_OF_TORCHTPU = ((2, 11), (2, 15))
+TORCH_OF_TORCHTPU = (TORCHTPU_SINCE, (2, 15))
 """First and last release of torch; without a TPU, TorchTPU is rehearsed with torch alone."""
 LIBTPU_OF_TORCH_TPU = "0.0.50"
 """The oldest libtpu."""
@@ -122,26 +122,14 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
     return None
 
 
-def installed_backend(have: InstalledPackages, machine: Machine) -> tuple[BackendName, str]:
-    """The backend that the installed packages are for, and why: 'torch_xla 2.9.0 is installed'."""
-    torch = have.release("torch") or ()
-    named = {name: f"{name} {have.versions[name]}" for name in have.versions}
-    of_torchtpu = torch >= TORCH_OF_TORCHTPU[0]
-    both = "torch_xla" in named and "torch_tpu" in named
-    if both:
-        return (
-            "torchtpu" if of_torchtpu else "xla",
-            f"{named['torch']} is installed" if torch else "",
-        )
-    if "torch_xla" in named:
-        return "xla", f"{named['torch_xla']} is installed"
-    if "torch_tpu" in named:
-        return "torchtpu", f"{named['torch_tpu']} is installed"
-    if of_torchtpu and (machine.chips or not machine.gpus):
-        return "torchtpu", f"{named['torch']} is installed, without torch_xla"
-    if of_torchtpu or torch > release_numbers(PAIRS[0].torch):
-        return "torch", f"{named['torch']} is installed, without torch_xla and torch_tpu"
-    return "xla", "neither torch_xla nor torch_tpu is installed"
+def installed_backend(have: InstalledPackages) -> Choice:
+    """The backend that the installed packages are for; without torch, xla."""
+    names = have.versions
+    torch = (have.release("torch") or ())[:2]
+    installed = Installed(torch, "torch_xla" in names, "torch_tpu" in names)
+    if not torch:
+        return Choice("xla", "torch is not installed", installed)
+    return choose(None, None, installed)
 
 
 def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPackages) -> str:
