@@ -113,6 +113,7 @@ TPU_FIX = f"--torch-backend=cpu {TORCH} 'torch_tpu>=0.2.0'`"
     [
         # Colab's CPU runtime: nothing is missing
         ("colab-cpu", {"torch": "2.11.0+cpu"}, "torchtpu", ([], ["no-tpu-runtime"]), []),
+        ("colab-cpu", {"torch": "2.11.0+cpu"}, "torch", ([], ["no-tpu-runtime"]), []),
         ("laptop", {"torch": "2.15.0"}, "torch", ([], []), []),
         ("laptop", {}, "torch", (["torch-missing"], []), [f"--torch-backend=cpu {TORCH}`"]),
         ("laptop", {"torch": "2.16.0"}, "torchtpu", ([], ["torch-release"]), ["2.11 to 2.15"]),
@@ -199,7 +200,7 @@ def test_a_gpu_that_torch_cannot_use(tmp_path: Path) -> None:
     report = look(made, {"torch": "2.13.0"}, backend="torch")
     (advice,) = report.advice
     assert (advice.id, report.machine.device) == ("torch-without-cuda", "CPU")
-    assert f"--torch-backend=auto {TORCH}`" in advice.fix
+    assert f"--torch-backend=auto --reinstall-package torch {TORCH}`" in advice.fix
 
 
 @pytest.mark.parametrize(

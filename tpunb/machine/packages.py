@@ -160,7 +160,8 @@ def install_torch_command(have: InstalledPackages, machine: Machine) -> str:
     if machine.backend == "torchtpu" and machine.chips:
         wanted.append(f"'torch_tpu>={TORCH_TPU}'")
     elif machine.gpus:
-        install = install.replace("--torch-backend=cpu", "--torch-backend=auto")
+        again = "" if machine.cuda else " --reinstall-package torch"
+        install = install.replace("--torch-backend=cpu", f"--torch-backend=auto{again}")
     return " ".join([install, *wanted])
 
 
@@ -296,8 +297,8 @@ def _torch(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     elif machine.chips and torch_tpu is None:
         yield SetupProblem(
             "torch-tpu-missing",
-            "torch_tpu is not installed: without it, torch has no device 'tpu', and runs would be "
-            "rehearsals on the CPU.",
+            "torch_tpu is not installed, and TorchTPU needs it on a TPU: without it, torch has no "
+            "device 'tpu'.",
             fix,
         )
     elif torch_tpu is not None and torch_tpu < release_numbers(TORCH_TPU)[:2]:
@@ -383,26 +384,28 @@ def _libtpu(
             f"libtpu, the library that drives the TPU, is not installed: {owner} {without}.",
             fix,
         )
-    elif machine.chips and (why := _other_libtpu(have, pair if owner == "torch_xla" else None)):
-        alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
-        yield SetupProblem("libtpu-release", f"{why}{alone}", fix)
+    elif machine.chips and (why := _other_libtpu(have, machine, pair)):
+        yield SetupProblem("libtpu-release", why, fix)
 
 
-def _other_libtpu(have: InstalledPackages, pair: Pair | None) -> str | None:
-    """Explain why the installed libtpu does not fit. `pair`: torch_xla's; None for torch_tpu."""
+def _other_libtpu(have: InstalledPackages, machine: Machine, pair: Pair | None) -> str | None:
+    """Explain why the installed libtpu does not fit torch_xla, or torch_tpu; None if it does."""
     installed = have.release("libtpu") or ()
-    if pair is not None and installed[:3] != release_numbers(pair.libtpu):
-        return (
-            f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
-            f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
-            "jax[tpu] installs its own libtpu."
-        )
-    if pair is None and installed < release_numbers(LIBTPU_OF_TORCH_TPU):
+    if machine.backend != "xla":
+        if installed >= release_numbers(LIBTPU_OF_TORCH_TPU):
+            return None
         return (
             f"torch_tpu {have.versions['torch_tpu']} needs libtpu {LIBTPU_OF_TORCH_TPU} or later, "
             f"but libtpu {have.versions['libtpu']} is installed. jax[tpu] installs its own libtpu."
         )
-    return None
+    if pair is None or installed[:3] == release_numbers(pair.libtpu):
+        return None
+    alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
+    return (
+        f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
+        f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
+        f"jax[tpu] installs its own libtpu.{alone}"
+    )
 
 
 def _two_backends(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
