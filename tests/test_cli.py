@@ -196,6 +196,25 @@ class TestMigrate:
         assert "rewritten" in said.err
         assert list(tmp_path.iterdir()) == [given]
 
+    def test_lint_uses_the_rules_of_what_the_code_names(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        given = write(tmp_path / "nb.ipynb", "import torch, torch_tpu\ntorch.tpu.synchronize()")
+        assert cli.main(["lint", str(given)]) == 1
+        assert "[tpu-moved-name]" in capsys.readouterr().out
+        assert cli.main(["lint", "--backend", "torch", str(given)]) == 0
+        assert cli.main(["lint", "--backend", "xla", str(given)]) == 1
+        assert "[two-tpu-libraries]" in capsys.readouterr().out
+
+    def test_migrate_to_torchtpu(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        given = write(tmp_path / "nb.ipynb", "import torch\nimport torch_xla\ntorch_xla.device()")
+        assert cli.main(["migrate", "--to", "torchtpu", str(given)]) == 0
+        assert 'torch.device(\\"tpu\\")' in (tmp_path / "nb.migrated.ipynb").read_text()
+        given = write(given, "import torch_xla.runtime as xr\nxr.use_spmd()")
+        capsys.readouterr()
+        assert cli.main(["migrate", "--to", "torchtpu", str(given)]) == 1
+        assert "NOT COMPLETE, names of torch_xla are left" in capsys.readouterr().out
+
     def test_migrate_of_a_notebook_that_trains(self, tmp_path: Path) -> None:
         launch = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
         launch += "def f(index):\n    print(index)\nxmp.spawn(f, nprocs=8, start_method='fork')"

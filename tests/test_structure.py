@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tpunb"
@@ -70,6 +74,36 @@ def test_a_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 defined.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
     assert not {name: places for name, places in defined.items() if len(places) > 1}
+
+
+WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torch_xla", "torch_tpu"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for package in sys.argv[1:]:
+    found = importlib.import_module(package)
+    for module in pkgutil.walk_packages(getattr(found, "__path__", []), f"{package}."):
+        if ".templates" not in module.name:
+            importlib.import_module(module.name)
+            print(module.name)
+"""
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_what_knows_no_backend_imports_without_any() -> None:
+    names = "data display kernel machine notebook places runs sweeps utils worker.supervisor"
+    names += " diagnostics.failure backends.base backends.choice backends.current"
+    packages = [f"tpunb.{name}" for name in names.split()]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *packages], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 200
 
 
 def _docstrings(tree: ast.AST) -> set[ast.AST]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tpunb import data
 from tpunb.data import DataOptions
@@ -28,7 +28,7 @@ from tpunb.kernel.options import (
 )
 from tpunb.runs import directory, download, logs, state
 from tpunb.runs import listing as listings
-from tpunb.runs.spec import RunState, StopOrigin
+from tpunb.runs.spec import BackendName, RunState, StopOrigin
 from tpunb.utils import ansi, terminal
 from tpunb.utils.options import (
     OptionParser,
@@ -96,7 +96,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("convert", ConvertOptions, _convert, "write the script that %%%%tpu_train would run")
     add("run", RunOptions, _run, "run a notebook with papermill")
     add("lint", LintOptions, _lint, "find what would fail, hang or be slow on a TPU")
-    add("migrate", MigrateOptions, _migrate, "rewrite retired torch_xla names to current ones")
+    add(
+        "migrate",
+        MigrateOptions,
+        _migrate,
+        "rewrite retired torch_xla names, or torch_xla for TorchTPU",
+    )
     add("diagnose", DiagnoseOptions, _diagnose, "find causes and fixes for a log")
     add(
         "submit",
@@ -286,12 +291,20 @@ class LintOptions:
         help="if there is one notebook: its train cell, by number or id (default: the last "
         "%%%%tpu_train)",
     )
+    backend: BackendName | None = option(
+        "--backend",
+        metavar="NAME",
+        choices=("xla", "torchtpu", "torch"),
+        help="what the notebook trains with: xla (torch_xla), torchtpu, or torch (plain "
+        "torch.distributed); default: what its code names, otherwise xla",
+    )
     json: bool = flag("--json", help="print the findings as JSON")
 
 
 def _lint(chosen: LintOptions) -> int:
     from tpunb.notebook.files import load_snapshot
     from tpunb.notebook.lint.linter import lint
+    from tpunb.notebook.stack import written_for
 
     several = len(chosen.notebooks) > 1
     if several and chosen.cell is not None:
@@ -303,7 +316,9 @@ def _lint(chosen: LintOptions) -> int:
     unread = False
     for path in chosen.notebooks:
         try:
-            findings = lint(load_snapshot(path, chosen.cell))
+            snapshot = load_snapshot(path, chosen.cell)
+            code = [cell.source for cell in snapshot.cells if cell.kind == "code"]
+            findings = lint(snapshot, backend=chosen.backend or written_for(code) or "xla")
         except TpunbError as error:
             if not several:
                 raise
@@ -343,6 +358,14 @@ class MigrateOptions:
         metavar="OUT.ipynb",
         help="the notebook to write (default: NB.migrated.ipynb)",
     )
+    to: Literal["xla", "torchtpu"] = option(
+        "--to",
+        metavar="LIBRARY",
+        choices=("xla", "torchtpu"),
+        default="xla",
+        help="the library of the result: the current torch_xla (xla, the default), or TorchTPU "
+        "(torchtpu); then the exit code is 1 if names of torch_xla are left",
+    )
     diff: bool = flag("--diff", help="show the changes, write nothing")
     train: bool = flag("--train", help="also put %%%%tpu_train on cells that start the ranks")
 
@@ -353,7 +376,7 @@ def _migrate(chosen: MigrateOptions) -> int:
 
     load_cells(chosen.notebook)  # raises an error that names the file if it is no notebook
     with open(chosen.notebook, encoding="utf-8", newline="") as file:
-        text, migration = migrate_text(file.read(), train=chosen.train)
+        text, migration = migrate_text(file.read(), train=chosen.train, to=chosen.to)
     if chosen.diff:
         sys.stdout.write(migration.diff())
     else:
@@ -362,7 +385,7 @@ def _migrate(chosen: MigrateOptions) -> int:
             file.write(text)
         print(f"wrote {output}")
     print(migration.report(), file=sys.stderr if chosen.diff else sys.stdout)
-    return 0
+    return 1 if migration.left else 0
 
 
 @dataclass(frozen=True)

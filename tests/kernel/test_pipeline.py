@@ -66,6 +66,7 @@ def test_the_plan_lists_omissions_with_their_reasons() -> None:
         "a note",
         "prelude: [1]; train cell: [4]",
         "2 rehearsal cores on CPU; the prelude runs once, then the ranks are forked",
+        "backend: torch_xla",
         "left out:",
         "  cell [ ]: a = 1  (it never ran in this kernel)",
         "  cell [3]: 1 / 0  (it failed)",

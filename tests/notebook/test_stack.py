@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpunb.notebook.stack import StackEvidence, stacks_named
+from tpunb.notebook.stack import StackEvidence, stacks_named, written_for
 from tpunb.runs.spec import BackendName
 
 CERTAIN: dict[str, tuple[BackendName, str]] = {
@@ -112,3 +112,19 @@ def test_certain_evidence_comes_before_weak_evidence_above_it() -> None:
         "xla": StackEvidence(2, 3, 'to("xla")', True),
         "torchtpu": StackEvidence(2, 4, 'to("tpu")', True),
     }
+
+
+@pytest.mark.parametrize(
+    ("cells", "stack"),
+    [
+        (["import torch_xla", "model.to('tpu')\nmodel.cuda()"], "xla"),
+        (["model.to('tpu')", "try:\n    import torch_xla\nexcept ImportError: pass"], "torchtpu"),
+        (["dist.init_process_group('gloo')"], "torch"),
+        (["model.cuda()"], None),
+        (["dist.init_process_group()"], None),
+        (["if USE_TPU:\n    import torch_xla"], "xla"),
+        (["x = 1"], None),
+    ],
+)
+def test_the_stack_whose_rules_apply(cells: list[str], stack: BackendName | None) -> None:
+    assert written_for(cells) == stack

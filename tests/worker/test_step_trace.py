@@ -38,7 +38,7 @@ def test_profile_on_a_full_disk_is_only_noted(
         calls[failing] = fail(RuntimeError)  # torch_xla's, for any problem of its files
     else:
         run.profile.write_text("")  # no folder can be made below a file
-    monkeypatch.setattr(step_trace, "_profiler", lambda: SimpleNamespace(**calls))
+    monkeypatch.setattr(step_trace, "_make_profiler", lambda: SimpleNamespace(**calls))
     steps = StepTrace(Profile((), 2, 3), run, 0, 1)
     for step in range(1, 5):
         steps.after(step)
@@ -51,6 +51,6 @@ def test_profile_and_note_that_cannot_be_written_end_nothing(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profiler = SimpleNamespace(start_trace=fail(OSError), stop_trace=fail(OSError))
-    monkeypatch.setattr(step_trace, "_profiler", lambda: profiler)
+    monkeypatch.setattr(step_trace, "_make_profiler", lambda: profiler)
     monkeypatch.setattr(RunDir, "emit", fail(OSError))
     StepTrace(Profile((), 1, 1), run, 0, 1).after(1)

@@ -5,6 +5,7 @@ Standard library only: the kernel and the supervisor import this package without
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +61,13 @@ class Backend(Protocol):
 
     def fork_problem(self) -> str | None:
         """Why this process must not be forked, as a verb phrase: 'uses an XLA device'; or None."""
+
+    def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
+        """Variables that the ranks of this host need, besides those of torchrun.
+
+        Called in the agent before it forks its `ranks`, again for each attempt.
+        """
+        ...
 
     def prepare(self, setup: RankSetup) -> None:
         """In a rank, before any of the user's code: give it its device and its peers."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
+from tpunb.backends.choice import LABELS, Choice
 from tpunb.kernel.changes import Changes, PreludeCell
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
@@ -44,7 +45,7 @@ from tpunb.notebook.models import Cell, EarlierValues, LaunchCall, Script, Snaps
 from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import BackendName, RunSpec
 from tpunb.utils import cpus, env_vars, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.names_read import names_read
@@ -113,6 +114,7 @@ def prepare_notebook(
     replicate: bool,
     replay: bool,
     parameters: Mapping[str, object] = MappingProxyType({}),
+    backend: BackendName = "xla",
 ) -> PreparedNotebook:
     """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
 
@@ -154,7 +156,7 @@ def prepare_notebook(
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
-    made = _lint(snapshot, script, replicate=replicate, held=held or ())
+    made = _lint(snapshot, script, replicate=replicate, held=held or (), backend=backend)
     return replace(made, taken=taken, removed=removed)
 
 
@@ -178,21 +180,27 @@ def _prelude_cell(
     return PreludeCell(cell.source, number, returned, frozenset(current), frozenset(lacks))
 
 
-def prepare_file(snapshot: Snapshot, *, replicate: bool) -> PreparedNotebook:
+def prepare_file(snapshot: Snapshot, *, replicate: bool, backend: BackendName) -> PreparedNotebook:
     """Convert and lint a notebook file, for a run without a kernel. Raises like above."""
-    return _lint(snapshot, convert(snapshot), replicate=replicate)
+    return _lint(snapshot, convert(snapshot), replicate=replicate, backend=backend)
 
 
 def _lint(
-    snapshot: Snapshot, script: Script, *, replicate: bool, held: Container[str] = ()
+    snapshot: Snapshot,
+    script: Script,
+    *,
+    replicate: bool,
+    held: Container[str] = (),
+    backend: BackendName,
 ) -> PreparedNotebook:
     """Lint the cells of the run. Those below are not part of it, but may use what it does not
     return.
     """
     end = None if snapshot.train is None else snapshot.train + 1
-    findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held)
+    findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held, backend=backend)
     if end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
-        findings += [finding for finding in lint(snapshot, rules=[NOT_RETURNED]) if finding.own]
+        returned = lint(snapshot, rules=[NOT_RETURNED], backend=backend)
+        findings += [finding for finding in returned if finding.own]
     reason = REPLICATE_OPTION if replicate else static_reason(script)
     return PreparedNotebook(snapshot, script, reason, tuple(findings))
 
@@ -228,6 +236,8 @@ class RunRequest:
     """The machine that `--stop-when-done` stops."""
     notes_shown: frozenset[str] = frozenset()
     """Notes on the notebook that earlier runs have shown, and that need not be repeated."""
+    choice: Choice | None = None
+    """The backend, and why; None if it was shown with an earlier run, or needs no note."""
     lint_shown: bool = False
     """True if the previous run has shown the same findings of lint."""
     resumed_from: str | None = None
@@ -273,6 +283,8 @@ class RunRequest:
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
+        if self.choice is not None:
+            yield str(self.choice)
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
         yield from self.notebook.taken.lines()
         yield from map(str, self.notebook.script.missing_changes)
@@ -415,6 +427,7 @@ def describe_plan(request: RunRequest) -> str:
         f"prelude: {_cell_numbers(script, 'prelude')}; train cell: "
         f"{_cell_numbers(script, 'train')}",
         f"{request.cores} {kind}; {_processes(request)}",
+        f"backend: {LABELS[request.machine.backend]}",
     ]
     if left_out := [*_cells_left_out(snapshot), *_pieces_left_out(script)]:
         lines += ["left out:", *left_out]

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, cast
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from tpunb.backends.choice import Choice, Sign, choose, find_installed
+from tpunb.backends.choice import Choice, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, cost, device, panel, rank_names, setup
+from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
@@ -48,7 +49,6 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.notebook.stack import stacks_named
 from tpunb.places import kinds, mirror
 from tpunb.places.local import LocalTarget
 from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
@@ -111,6 +111,7 @@ class Session:
         self.defaults = Defaults()
         self._metadata: Metadata | None = None
         self._lint_told: object = None
+        self._backend_told: BackendName = "xla"
         self._notes_told: set[str] = set()
         earlier = [run.source for run in self.history.executions()]
         self.changes = Changes(shell.user_ns, earlier[:-1])
@@ -196,13 +197,8 @@ class Session:
         `cell`: code of the run besides the cells that were executed.
         """
         newest = {run.id or run.source: run for run in self.history.executions() if not run.failed}
-        sources = [*(run.source for run in newest.values()), cell]
-        numbers = [*(run.number for run in newest.values()), self.history.running()]
-        named = {
-            name: Sign(f"cell [{numbers[found.cell] or ' '}] has `{found.found}`", found.certain)
-            for name, found in stacks_named(sources).items()
-        }
-        return choose(self.defaults.backend, named, find_installed())
+        cells = [(run.number, run.source) for run in newest.values()]
+        return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
 
     def machine(
         self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
@@ -444,6 +440,7 @@ class Session:
                 replicate=options.replicate,
                 replay=options.replay,
                 parameters=parameters,
+                backend=choice.backend,
             )
 
         request = prepare(convert, target, options, here, self.defaults.runs)
@@ -451,6 +448,7 @@ class Session:
             request,
             vm=vm,
             notes_shown=frozenset(self._notes_told),
+            choice=None if choice.backend in ("xla", self._backend_told) else choice,
             lint_shown=_without_places(request.notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
             trial=bool(parameters),
@@ -514,6 +512,7 @@ class Session:
         cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=trials)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
+        self._backend_told = request.machine.backend
         snapshot = request.notebook.snapshot
         if snapshot.path is None:  # the notes of the next run would be the same
             self._notes_told.update(snapshot.notes)

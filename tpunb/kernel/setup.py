@@ -40,12 +40,14 @@ def show_report(
         print(dumps(values, indent=1))
         return
     leaves = kernel == "CPU" and report.machine.device == "TPU"
+    device = {"xla": f"uses XLA on {kernel}", "torchtpu": "rehearses TorchTPU on the CPU"}
+    library = "torch_xla" if report.machine.backend == "xla" else "torch"
 
     def bundle(preload: str) -> dict[str, str]:
-        xla = report.machine.backend == "xla"
-        left = ", so runs can take the TPU" if leaves else ""
-        rows = [("kernel", f"uses XLA on {kernel}{left}")] if xla else []
-        rows += [("torch_xla" if xla else "torch", preload)] if preload else []
+        rows = []
+        if what := device.get(report.machine.backend):
+            rows = [("kernel", what + ", so runs can take the TPU" * leaves)]
+        rows += [(library, preload)] if preload else []
         return {"text/html": report_card(report, rows), "text/plain": report_text(report, rows)}
 
     publish = front_end.show_bundle(bundle(preload))

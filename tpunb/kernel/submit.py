@@ -17,6 +17,7 @@ from IPython.utils.text import DollarFormatter
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
 from tpunb.kernel import cost, pipeline
+from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.launcher import (
     Attached,
     Launcher,
@@ -222,11 +223,15 @@ def _options(snapshot: Snapshot) -> TrainOptions:
 def _prepare(
     snapshot: Snapshot, options: TrainOptions, target: Target, runs: Path
 ) -> pipeline.RunRequest:
+    code = [(cell.number, cell.source) for cell in snapshot.cells if cell.kind == "code"]
+    backend = choose_for(None, code).backend
+    here = machine.detect_machine(os.environ).with_backend(backend)
+
     def convert() -> pipeline.PreparedNotebook:
-        return pipeline.prepare_file(snapshot, replicate=options.replicate)
+        return pipeline.prepare_file(snapshot, replicate=options.replicate, backend=backend)
 
     try:
-        return prepare(convert, target, options, machine.detect_machine(os.environ), runs)
+        return prepare(convert, target, options, here, runs)
     except UsageError as error:
         raise TpunbError(str(error)) from None
 

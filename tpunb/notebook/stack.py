@@ -80,6 +80,23 @@ def stacks_named(cells: Sequence[str]) -> Mapping[BackendName, StackEvidence]:
     return best
 
 
+def written_for(cells: Sequence[str]) -> BackendName | None:
+    """Return the stack whose rules apply to code cells; None if the code does not show it.
+
+    torch_xla's names, then TorchTPU's, come before names of plain torch. Names of GPUs alone show
+    nothing, as the notebook may be about to move to a TPU.
+    """
+    found = stacks_named(cells)
+    for name in ("xla", "torchtpu"):
+        if name in found and found[name].certain:
+            return name
+    torch = found.get("torch")
+    gpu = torch is not None and any(word in torch.found for word in ("cuda", "nccl"))
+    if torch is not None and torch.certain and not gpu:
+        return "torch"
+    return next((name for name in ("xla", "torchtpu") if name in found), None)
+
+
 @lru_cache(maxsize=2048)
 def _in_cell(text: str) -> tuple[_Found, ...]:
     if not _WORD.search(text):

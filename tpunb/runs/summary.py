@@ -222,8 +222,11 @@ def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, lis
     if profile is None:
         return None, "", []
     steps = trace.read_step_times(run, profile, result.world_size, result.attempts)
-    if any(trace.session_of(run, profile).glob(f"*{trace.SUFFIX}")):
+    session = trace.session_of(run, profile)
+    if any(session.glob(f"*{trace.SUFFIX}")):
         return steps, f"pip install xprof && xprof --logdir {run.profile}", []
+    if any(session.glob(f"*{trace.TORCH_SUFFIX}")):
+        return steps, f"https://ui.perfetto.dev, with a file of {session}", []
     if result.state is not RunState.SUCCEEDED:
         return steps, "", []
     missing = Advice(

@@ -22,7 +22,9 @@ from tpunb.utils import files, records
 MOST = 100_000_000
 """The most bytes of traces that are read, in about a second; further ranks' are left out."""
 SUFFIX = ".xplane.pb"
-"""The suffix of files with a trace."""
+"""The suffix of files with a trace of torch_xla's profiler, which xprof opens."""
+TORCH_SUFFIX = ".pt.trace.json"
+"""That of torch's own profiler, which Perfetto opens (https://ui.perfetto.dev)."""
 _DEVICE = "/device:"
 _PROGRAMS, _OPERATIONS = "XLA Modules", "XLA Ops"
 _COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")

@@ -16,8 +16,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
@@ -35,6 +35,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from tpunb.backends import current
 from tpunb.runs.directory import RunDir
 from tpunb.runs.protocol import (
     AbandonAttempt,
@@ -80,11 +81,16 @@ class ForkingAgent(SimpleElasticAgent):
         self._marks = RankMarks(spec.local_world_size)
         self._ranks: dict[int, int] = {}
         self._attempt = 0
+        self._launch: Mapping[str, str] = {}
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         self._attempt = worker_group.spec.max_restarts - self._remaining_restarts
         self._living, self._codes, self._ranks = {}, {}, {}
         self._marks = RankMarks(len(worker_group.workers))
+        group: Any = worker_group  # whose types leave out that it has numbers by now
+        self._launch = current.backend().launch_environment(
+            len(group.workers), group.group_rank, group.group_world_size
+        )
         # A SIGINT that arrives before a rank has its handlers waits until then.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gate, gatekeeper = os.pipe()
@@ -134,6 +140,7 @@ class ForkingAgent(SimpleElasticAgent):
             or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size),
             env_vars.BOARD: self._board,
             **self._host.environment(),
+            **self._launch,
         }
         return {name: str(value) for name, value in values.items()}
 

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
 from tpunb.backends.rehearsal import call, install, ranks, stats
+from tpunb.backends.torch.steps import steps
 from tpunb.backends.xla import counters, spmd
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
@@ -130,8 +131,10 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     call.name_cell_lines(task.cells.lines)
     if task.spec.hosts:
         ranks.name_hosts(task.spec.hosts, task.spec.world_size)
-    if backend.has_programs:
-        _watch_programs(task)
+    after_step = _watch_programs(task) if backend.has_programs else steps.after_step
+    profile = task.spec.profile
+    if profile is not None and profile.has(task.rank):
+        after_step.append(StepTrace(profile, task.run, task.attempt, task.rank).after)
     if task.spec.world_size > 1 and task.spec.spmd is None:
         stepped_models.watch(backend.collectives)
     launchers.redirect_launchers(task.rank)
@@ -142,14 +145,12 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     descriptors.keep_own()
 
 
-def _watch_programs(task: Assignment) -> None:
-    """Watch the ends of steps, to notice recompilations and to begin and end a trace."""
-    run, attempt, rank = task.run, task.attempt, task.rank
-    monitor = StepMonitor(task.cells.lines, run.recompiled(attempt, rank), counters)
-    profile = task.spec.profile
-    if profile is not None and profile.has(rank):
-        monitor.after_step.append(StepTrace(profile, run, attempt, rank).after)
+def _watch_programs(task: Assignment) -> list[Callable[[int], None]]:
+    """Watch the ends of steps, to notice recompilations; return what is called after each."""
+    path = task.run.recompiled(task.attempt, task.rank)
+    monitor = StepMonitor(task.cells.lines, path, counters)
     monitor.install()
+    return monitor.after_step
 
 
 def _work(task: Assignment) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
 from tpunb.backends.xla import device
-from tpunb.runs.spec import BackendName
+from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import addresses, env_vars
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
 
@@ -46,20 +47,26 @@ def _under_torchrun() -> bool:
 
 def _prepare_torch(backend: BackendName) -> None:
     os.environ.setdefault(env_vars.BACKEND, backend)
-    world_size = int(os.environ.get("WORLD_SIZE", "1")) if _under_torchrun() else 1
-    numbers = {name: int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK")}
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _under_torchrun() else 1
+    os.environ.setdefault(env_vars.DEVICE, _device_of(backend))
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE".split()
+    alone = dict(zip(names, (0, 1, 0, 1), strict=True))
+    numbers = {name: int(os.environ[name]) for name in names} if _under_torchrun() else alone
     found = current.backend()
     found.warm(current.device())
-    found.prepare(
-        RankSetup(
-            current.device(),
-            numbers["RANK"],
-            world_size,
-            numbers["LOCAL_RANK"],
-            local_world_size,
-        )
-    )
+    found.prepare(RankSetup(current.device(), *numbers.values()))
+    found.start(RankSetup(current.device(), *numbers.values()))
+
+
+def _device_of(backend: BackendName) -> Device:
+    """The device of this machine: a TPU is one for torch_tpu if /dev/vfio has its chips."""
+    if backend == "torchtpu":
+        if importlib.util.find_spec("torch_tpu") and list(Path("/dev/vfio").glob("[0-9]*")):
+            return "TPU"
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        return "CPU"
+    import torch
+
+    return "GPU" if torch.cuda.is_available() else "CPU"
 
 
 def _prepare_xla(spmd: bool) -> None:

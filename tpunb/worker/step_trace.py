@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tpunb.backends import current
 from tpunb.backends.rehearsal.stats import collective_stats
-from tpunb.backends.xla import counters
 from tpunb.runs import heartbeat, trace
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -39,6 +41,7 @@ class StepTrace:
         self._running = self._failed = False
         self._last: _Counts = (0.0, 0.0, 0.0, 0.0)
         self._steps: list[tuple[float, float, float, float]] = []
+        self._profiler = _make_profiler()
         if profile.first == 1:
             self._begin()
 
@@ -67,18 +70,19 @@ class StepTrace:
         atexit.register(self._end)  # the loop may have fewer steps
         with self._explained():
             self._own.mkdir(parents=True, exist_ok=True)
-            _profiler().start_trace(str(self._own))
+            self._profiler.start_trace(str(self._own))
 
     def _end(self) -> None:
         if not self._running:
             return
         self._running = False
         with self._explained():
-            _profiler().stop_trace()
+            self._profiler.stop_trace()
             session = trace.session_of(self._run, self._profile)
             session.mkdir(parents=True, exist_ok=True)
-            for written in sorted(self._own.rglob(f"*{trace.SUFFIX}")):
-                os.replace(written, session / f"rank-{self._rank}{trace.SUFFIX}")
+            for suffix in (trace.SUFFIX, trace.TORCH_SUFFIX):
+                for written in sorted(self._own.rglob(f"*{suffix}")):
+                    os.replace(written, session / f"rank-{self._rank}{suffix}")
         shutil.rmtree(self._own, ignore_errors=True)
         first = self._profile.first
         marks = Marks(first, first + len(self._steps) - 1, *_columns(self._steps))
@@ -108,10 +112,25 @@ def _counts() -> _Counts:
     return (
         time.perf_counter(),
         heartbeat.input_seconds(),
-        counters.compile_seconds(),
+        current.backend().counts()[3] / 1e9,
         collective_stats.seconds(),
     )
 
 
-def _profiler() -> Any:
-    return importlib.import_module("torch_xla.debug.profiler")
+class _TorchProfiler:
+    """torch's own profiler, with the functions of torch_xla's."""
+
+    def start_trace(self, folder: str) -> None:
+        self._path = Path(folder, f"trace{trace.TORCH_SUFFIX}")
+        self._profile = torch.profiler.profile()
+        self._profile.start()
+
+    def stop_trace(self) -> None:
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(self._path))
+
+
+def _make_profiler() -> Any:
+    if current.backend().has_programs:
+        return importlib.import_module("torch_xla.debug.profiler")
+    return _TorchProfiler()

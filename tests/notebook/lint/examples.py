@@ -16,6 +16,15 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, DistributedSampler
 """
 
+TORCHTPU = """
+import os, torch, torch_tpu
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+"""
+
+TPU_GROUP = "dist.init_process_group('tpu_dist')\n"
+BOTH_GROUPS = "dist.init_process_group('cpu:gloo,tpu:tpu_dist')\n"
+
 LOOP = """
 def train(index):
     device = torch_xla.device()
@@ -810,6 +819,124 @@ EXAMPLES: dict[str, Pair] = {
             (IMPORTS, DDP, "m = DDP(m, device_ids=[rank])  # <-"),
         ],
         [(IMPORTS, DDP, "DDP(m)\nDDP(m, device_ids=[0], gradient_as_bucket_view=False)")],
+    ),
+    "two-tpu-libraries": (
+        [
+            (IMPORTS, "import torch_tpu  # <-"),
+            (IMPORTS, "from torch_tpu import x  # <-\ny = torch.ones(2).to('tpu')  # <-"),
+            (IMPORTS, "with torch.autocast('tpu'):  # <-\n    pass"),
+        ],
+        [
+            (IMPORTS, "try:\n    import torch_tpu\nexcept ImportError:\n    pass"),
+            (IMPORTS, "x = torch.ones(2)\nif USE_TORCH_TPU:\n    x.to('tpu')\nprint('tpu')"),
+        ],
+    ),
+    "tpu-device-number": (
+        [
+            (TORCHTPU, "r = dist.get_rank()\ntorch.zeros(2, device=f'tpu:{r}')  # <-"),
+            (TORCHTPU, "torch.zeros(2).to('tpu:1')  # <-\ntorch.device('tpu', 1)  # <-"),
+            (TORCHTPU, "torch.device(f'tpu:{local_rank}')  # <-"),
+            (TORCHTPU, "torch.accelerator.set_device_index(dist.get_rank())  # <-"),
+            (TORCHTPU, "torch.tpu.set_device(0)  # <-"),
+        ],
+        [
+            (TORCHTPU, "torch.zeros(2, device='tpu:0').to('tpu')\ntorch.device('tpu', 0)"),
+            (TORCHTPU, "torch.accelerator.set_device_index(0)\nprint(f'tpu:{rank}')"),
+        ],
+    ),
+    "tpu-ddp-devices": (
+        [
+            (TORCHTPU, DDP, "DDP(m, device_ids=[local_rank])  # <-"),
+            (TORCHTPU, DDP, "DDP(m, output_device=dist.get_rank())  # <-"),
+        ],
+        [
+            (TORCHTPU, DDP, "DDP(m)\nDDP(m, device_ids=None)\nDDP(m, device_ids=[0])"),
+            (TORCHTPU, DDP, "if torch.cuda.is_available():\n    DDP(m, device_ids=[rank])"),
+        ],
+    ),
+    "tpu-group-backend": (
+        [
+            (TORCHTPU, "dist.init_process_group('xla')  # <-"),
+            (TORCHTPU, "dist.init_process_group(backend='gloo')  # <-"),
+        ],
+        [
+            (TORCHTPU, "dist.init_process_group('tpu_dist')\ndist.new_group(backend='gloo')"),
+            (TORCHTPU, "dist.init_process_group('cpu:gloo,tpu:tpu_dist')"),
+            (TORCHTPU, "if not on_tpu:\n    dist.init_process_group('gloo')"),
+        ],
+    ),
+    "tpu-compile": (
+        [
+            (TORCHTPU, "torch.compile(m, mode='max-autotune')  # <-"),
+            (TORCHTPU, "torch.compile(m, backend='inductor')  # <-"),
+            (TORCHTPU, "torch.compile(m, backend='openxla')  # <-"),
+        ],
+        [(TORCHTPU, "torch.compile(m)\ntorch.compile(m, mode=None, backend='tpu')")],
+    ),
+    "tpu-collective": (
+        [(TORCHTPU, "dist.reduce(x, 0)  # <-\ndist.monitored_barrier()  # <-")],
+        [(TORCHTPU, "dist.all_reduce(x)\ndist.reduce(x, 0, group=cpus)\nreduce(f, x)")],
+    ),
+    "tpu-removed-name": (
+        [
+            (TORCHTPU, "from torch_tpu import api  # <-\nd = api.tpu_device()"),
+            (TORCHTPU, "import torch_tpu.api as api  # <-"),
+            (TORCHTPU, "from torch.tpu.distributed import environment  # <-"),
+            (TORCHTPU, "!python -m torch.tpu.distributed.environment"),
+        ],
+        [
+            (TORCHTPU, "from torch.tpu.distributed import set_tpu_launch_env"),
+            (TORCHTPU, "!python -m torch.tpu.distributed"),
+            (TORCHTPU, "try:\n    from torch_tpu import api\nexcept ImportError:\n    api = None"),
+        ],
+    ),
+    "tpu-moved-name": (
+        [(TORCHTPU, "torch.tpu.is_available()  # <-\ntorch.tpu.synchronize()  # <-")],
+        [
+            (TORCHTPU, "torch.accelerator.is_available()\ntorch.tpu.get_device_properties()"),
+            (
+                TORCHTPU,
+                "os.environ['TORCH_TPU_ALLOW_LEGACY_DEVICE_APIS'] = '1'\ntorch.tpu.synchronize()",
+            ),
+        ],
+    ),
+    "tpu-group-cpu-tensor": (
+        [
+            (
+                TORCHTPU,
+                TPU_GROUP + "x = torch.ones(2)\ndist.all_reduce(x)  # <-",
+            ),
+            (TORCHTPU, "dist.init_process_group('tpu')\ndist.broadcast(torch.zeros(2), 0)  # <-"),
+        ],
+        [
+            (
+                TORCHTPU,
+                TPU_GROUP + "x = torch.ones(2, device='tpu')\ndist.all_reduce(x)",
+            ),
+            (
+                TORCHTPU,
+                TPU_GROUP + "x = torch.ones(2)\nx = x.to('tpu')\ndist.all_reduce(x)",
+            ),
+            (
+                TORCHTPU,
+                BOTH_GROUPS + "dist.broadcast(torch.zeros(2), 0)",
+            ),
+            (
+                TORCHTPU,
+                TPU_GROUP + "x = torch.ones(2)\nx += y\ndist.all_reduce(x)",
+            ),
+        ],
+    ),
+    "tpu-loader-workers": (
+        [(TORCHTPU, "%%tpu_train\nloader = DataLoader(d, 8, num_workers=2)  # <-")],
+        [
+            (TORCHTPU, "%%tpu_train\nloader = DataLoader(d, 8, num_workers=0)"),
+            (
+                TORCHTPU,
+                "%%tpu_train\nl = DataLoader(d, num_workers=1, multiprocessing_context='spawn')",
+            ),
+            (TORCHTPU, "loader = DataLoader(d, 8, num_workers=2)", "%%tpu_train\nprint(1)"),
+        ],
     ),
 }
 """Rule → (notebooks that violate it, near misses)."""

@@ -6,11 +6,16 @@ import pytest
 from tests.notebook.lint.examples import EXAMPLES
 from tests.notebook.lint.notebooks import notebook
 from tpunb.notebook.lint.linter import UNKNOWN, lint
-from tpunb.notebook.lint.rules import RULES, table
+from tpunb.notebook.lint.rules import ANY, RULES, table
+from tpunb.runs.spec import BackendName
 
 DOCS = Path(__file__).parents[3] / "docs" / "lint.md"
 FIRES = [(rule, cells) for rule, (fires, _) in EXAMPLES.items() for cells in fires]
 QUIET = [(rule, cells) for rule, (_, quiet) in EXAMPLES.items() for cells in quiet]
+
+
+def backend(rule: str) -> BackendName:
+    return "xla" if "xla" in RULES[rule].backends else "torchtpu"
 
 
 def test_every_rule_has_examples_and_near_misses() -> None:
@@ -28,7 +33,7 @@ def test_a_rule_finds_its_example_in_the_right_line(rule: str, cells: tuple[str,
     }
     # A comment would be part of a shell line, so shell lines are not marked: the last line counts.
     marked = marked or {(len(cells), len(cells[-1].strip("\n").split("\n")))}
-    findings = [finding for finding in lint(notebook(*cells)) if finding.rule == rule]
+    findings = [f for f in lint(notebook(*cells), backend=backend(rule)) if f.rule == rule]
     assert {(finding.cell, finding.line) for finding in findings} == marked
     for finding in findings:
         assert finding.message
@@ -41,7 +46,15 @@ def test_a_rule_finds_its_example_in_the_right_line(rule: str, cells: tuple[str,
 
 @pytest.mark.parametrize(("rule", "cells"), QUIET, ids=[rule for rule, _ in QUIET])
 def test_a_rule_is_quiet_at_its_near_miss(rule: str, cells: tuple[str, ...]) -> None:
-    assert rule not in {finding.rule for finding in lint(notebook(*cells))}
+    found = lint(notebook(*cells), backend=backend(rule))
+    assert rule not in {finding.rule for finding in found}
+
+
+@pytest.mark.parametrize("backend", sorted(ANY))
+def test_rules_of_other_backends_do_not_fire(backend: BackendName) -> None:
+    for rule, cells in FIRES:
+        found = {finding.rule for finding in lint(notebook(*cells), backend=backend)} - {UNKNOWN}
+        assert all(backend in RULES[name].backends for name in found), rule
 
 
 def test_rules_say_what_why_and_what_to_do() -> None:

@@ -92,6 +92,20 @@ def name_cell_lines(lines: CellLines) -> None:
     _lines = lines
 
 
+_elsewhere = "On a TPU"
+
+
+def name_elsewhere(phrase: str) -> None:
+    """Name where the run would be if no rank compared its calls: 'On a TPU', 'With gloo alone'."""
+    global _elsewhere
+    _elsewhere = phrase
+
+
+def elsewhere() -> str:
+    """Where ranks that differ hang, for messages."""
+    return _elsewhere
+
+
 class CodeLine(NamedTuple):
     """A line of the user's code."""
 
@@ -221,7 +235,7 @@ def describe_mismatch(calls: Mapping[int, RankCall]) -> str:
             "the ranks called different collectives at the same time:",
             *lines,
             "Every rank must make the same collective calls, in the same order, with tensors of "
-            "the same shapes and types. On a TPU this would hang or crash.",
+            f"the same shapes and types. {elsewhere()} this would hang or crash.",
             *describe_first_divergence(
                 {rank: call.first_divergence for rank, call in calls.items()}
             ),

@@ -33,6 +33,7 @@ from tpunb.backends.rehearsal.wire import Wire
 
 # Private or without a promise, as most methods of its classes (torch 2.11, 2.13 and 2.15).
 _C10D: Any = torch._C._distributed_c10d
+_set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 Tensors = Sequence[torch.Tensor]
 _Start = Callable[[Any], Sequence[Any]]
@@ -144,16 +145,16 @@ class ComparedCollectives:
                 work.wait()
             return
         call = self._call(operation, tensors, detail, found, compared)
-        refused: Exception | None = None
+        refused: BaseException | None
         with found.wire.exchange(call, found.ranks, timeout=_limit(timeout, found)):
             if check is not None:
                 check(found, call)
             try:
                 works = start(backend)
             except Exception as error:  # of the arguments, on all ranks: they still agree
-                refused, works = error, ()
-            for work in works:
-                found.wire.wait(work, found.ranks, call)
+                refused = error
+            else:
+                refused = found.wire.wait(works, found.ranks, call)
         if refused is not None:
             raise refused
 
@@ -205,7 +206,7 @@ class ComparedCollectives:
             return [self._moved(tensor) for tensor in tensors]
         value = self._kind.to_cpu(tensors)
         if self._kind.is_tpu and value.is_contiguous():
-            value = value.view(-1).view(torch.uint8)
+            value = _flat(value).view(torch.uint8)
         return value
 
     def _wide(self, tensors: Any) -> Any:
@@ -231,7 +232,7 @@ class ComparedCollectives:
         found = self._group(group)
         if found is not None and reduction.is_sum and _is_added(values):
             call = self._call(f"all_reduce {reduction.name}", tensors, "", found, None)
-            flat, ranks = values[0].view(-1), sorted(found.ranks)
+            flat, ranks = _flat(values[0]), sorted(found.ranks)
             with found.wire.exchange(call, ranks, flat, timeout=_limit(timeout, found)):
                 found.wire.all_reduce(flat, ranks, call)
         else:
@@ -589,7 +590,8 @@ class ComparedCollectives:
 
     def _root(self, preposition: str, group: Any, root: int) -> str:
         found = self._group(group)
-        return "" if found is None else f"{preposition} rank {found.ranks[root]}"
+        known = found is not None and 0 <= root < len(found.ranks)
+        return f"{preposition} rank {found.ranks[root] if found and known else root}"
 
 
 @dataclass(frozen=True)
@@ -617,6 +619,11 @@ class _Reduction:
     @property
     def sent(self) -> Any:
         return dist.ReduceOp(dist.ReduceOp.SUM if self.is_average else self.kind)
+
+
+def _flat(value: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as one dimension. A view of one element could keep a stride of 0."""
+    return value.as_strided((value.numel(),), (1,))
 
 
 def _is_added(values: Tensors) -> bool:
@@ -695,8 +702,14 @@ def _call(
 def _kernel(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def kernel(*args: Any, **options: Any) -> Any:
-        with torch.no_grad():  # which C++ kernels, below autograd, do not need
-            return method(*args, **options)
+        # As torch's own kernels, in C++, it is neither differentiated nor traced by dynamo
+        # (torch.compiler.disable would import dynamo, which takes seconds).
+        traced = _set_eval_frame(None)
+        try:
+            with torch.no_grad():
+                return method(*args, **options)
+        finally:
+            _set_eval_frame(traced)
 
     return kernel
 

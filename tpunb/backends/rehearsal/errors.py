@@ -33,6 +33,10 @@ class WaitedTooLongError(CollectiveError):
     """A rank that must take part did not do so within the time-out."""
 
 
+class ExchangeFailedError(CollectiveError):
+    """An exchange failed on all its ranks, none of which has ended or is elsewhere."""
+
+
 def print_warning(text: str) -> None:
     """Print a warning to this rank's standard error. One rank does it for all."""
     print(f"tpunb: {text}", file=sys.stderr, flush=True)

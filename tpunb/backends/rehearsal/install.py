@@ -10,7 +10,7 @@ import os
 import resource
 from collections.abc import Mapping, Sequence
 
-from tpunb.backends.rehearsal import ranks
+from tpunb.backends.rehearsal import call, ranks
 from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.distributed import CPU, TensorKind, install_collectives
 from tpunb.backends.rehearsal.errors import is_of_torch_distributed
@@ -46,6 +46,8 @@ def install_rehearsal(
     """
     agent, wire = connect_ranks(rank, world_size, local_rank, local_world_size, timeout, times)
     ProcessGroupStores(wire, agent).install()
+    if not any(kind.is_tpu for kind in kinds):
+        call.name_elsewhere("With gloo alone")
     for kind in kinds:
         install_collectives(kind).compare_over(wire, world_size)
     return wire

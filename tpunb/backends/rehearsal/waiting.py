@@ -12,7 +12,7 @@ it. The store is not used while the ranks are in time. One wait:
               └─ it failed (time-out, broken connection): find out who is in it
                     ├─ a member's process has ended ─────────── PeerLostError
                     ├─ a member lives and is elsewhere ──────── WaitedTooLongError
-                    └─ all are in it ────────────────────────── CollectiveError
+                    └─ all are in it ────────────────────────── ExchangeFailedError
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from tpunb.backends.rehearsal.call import (
     RankCall,
     describe_first_divergence,
     describe_mismatch,
+    elsewhere,
 )
 from tpunb.backends.rehearsal.errors import (
-    CollectiveError,
     DeadlockError,
+    ExchangeFailedError,
     PeerLostError,
     WaitedTooLongError,
 )
@@ -247,13 +248,16 @@ class Connections:
         step, began = timedelta(seconds=self._times.step), time.monotonic()
         published = False
         while True:
+            step_began = time.monotonic()
             try:
                 work.wait(step)
                 if published:
                     self._withdraw_wait()
                 return
             except RuntimeError:
-                if work.is_completed():
+                # gloo's work of a reduce_scatter is never completed, also if it has failed.
+                early = time.monotonic() - step_began < self._times.step / 2
+                if early or work.is_completed():
                     break
             # Not within `except`: the time-out of one step does not cause the errors raised below.
             if not published:
@@ -459,7 +463,9 @@ class Connections:
             ) from error
         if absent:
             raise WaitedTooLongError(self._timed_out(call, absent)) from error
-        raise CollectiveError(f"the connection between ranks broke in {call}: {error}") from error
+        raise ExchangeFailedError(
+            f"the connection between ranks broke in {call}: {error}"
+        ) from error
 
     def _missing(self, group: Group) -> tuple[list[int], list[int]]:
         """The members that have ended, and those not in this exchange, which include them."""
@@ -533,7 +539,8 @@ def describe_departures(
         f"the {_ordinal(history.calls + 1)} collective of {own}, but {names} took part in "
         f"{first.calls or 'none'}{last}.",
         "Every rank must make the same collective calls. Does one rank have fewer batches, leave "
-        "its loop early, or skip a call under a condition on the rank? On a TPU this would hang.",
+        f"its loop early, or skip a call under a condition on the rank? {elsewhere()} this would "
+        "hang.",
         *describe_first_divergence(divergences),
     ]
     return "\n".join(lines)

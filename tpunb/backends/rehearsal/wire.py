@@ -25,7 +25,7 @@ from tpunb.backends.rehearsal import errors
 from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.buffers import heap, memory
 from tpunb.backends.rehearsal.call import RankCall, circumstances, describe_mismatch, running_line
-from tpunb.backends.rehearsal.errors import CollectiveError, MismatchError
+from tpunb.backends.rehearsal.errors import CollectiveError, ExchangeFailedError, MismatchError
 from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.rehearsal.stats import collective_stats, size_of
 from tpunb.backends.rehearsal.waiting import Connections, WaitTimes
@@ -260,12 +260,22 @@ class Wire:
 
     # The following methods are called in a block of `exchange`.
 
-    def wait(self, work: Work, members: Sequence[int], call: RankCall) -> None:
-        """Wait for an exchange of all members on another group's gloo."""
-        if len(members) == 1:
-            work.wait()
-        else:
-            self._connections.wait(work, self._connections.group(members, call), call)
+    def wait(
+        self, works: Sequence[Work], members: Sequence[int], call: RankCall
+    ) -> BaseException | None:
+        """Wait for exchanges of all members on another group's gloo.
+
+        Returns torch's error if it fails on all of them (of a type that gloo lacks).
+        """
+        try:
+            for work in works:
+                if len(members) == 1:
+                    work.wait()
+                else:
+                    self._connections.wait(work, self._connections.group(members, call), call)
+        except ExchangeFailedError as error:
+            return error.__cause__
+        return None
 
     def all_reduce(self, flat: torch.Tensor, members: Sequence[int], call: RankCall) -> None:
         """Sum a flat tensor over `members`, in place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from tpunb.backends import loader_waits
@@ -33,6 +34,10 @@ class TorchBackend:
         """CUDA does not survive a fork: the child cannot initialise it again."""
         torch: Any = sys.modules["torch"]
         return "uses a GPU" if torch.cuda.is_initialized() else None
+
+    def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
+        """None: torch elastic's are enough."""
+        return {}
 
     def prepare(self, setup: RankSetup) -> None:
         """On the CPU, have ranks compare their collectives. Count steps and waits.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.after_step: list[Callable[[int], None]] = []
+        """Called with the number of each optimizer step."""
         self._begun = 0
         self._ended = 0
         self._nanoseconds = 0
@@ -47,6 +50,8 @@ class Steps:
         if not compiler.is_compiling():
             self.steps += 1
             heartbeat.complete_counts()
+            for function in self.after_step:
+                function(self.steps)
 
     def _watch_compilations(self, callback: ModuleType) -> None:
         callback.callback_handler.register_start_callback(self._begin_compilation)

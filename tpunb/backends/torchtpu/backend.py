@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from tpunb.backends import current
 from tpunb.backends.base import RankSetup
 from tpunb.backends.torch.backend import TorchBackend
+from tpunb.backends.torchtpu import launch
 from tpunb.runs.spec import BackendName, Device
 
 _DEVICE = "tpunb.backends.torchtpu.rehearsal.device"
@@ -31,6 +35,13 @@ class TorchTpuBackend(TorchBackend):
         if tpu is None or importlib.import_module(_DEVICE).is_installed():
             return None
         return "uses the TPU" if tpu.is_initialized() else None
+
+    def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
+        """On a TPU, what torch_tpu's set_tpu_launch_env makes: ports and topology."""
+        if current.device() != "TPU":
+            return {}
+        names = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if hosts > 1 else ()
+        return launch.launch_environment(os.environ, ranks, node_rank, names)
 
     def rehearse(self, setup: RankSetup) -> None:
         """Compare the collectives of tensors on "tpu" and on the CPU."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.xla import counters, device, loaders, runtime
@@ -30,6 +32,10 @@ class XlaBackend:
     def fork_problem(self) -> str | None:
         """An initialised XLA runtime does not survive a fork (measured, torch_xla 2.9)."""
         return "uses an XLA device" if runtime.is_running() else None
+
+    def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
+        """None: torch elastic's are enough."""
+        return {}
 
     def prepare(self, setup: RankSetup) -> None:
         """Choose the rank's chip, or install the rehearsal; count what loops wait for."""

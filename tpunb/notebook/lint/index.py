@@ -27,6 +27,7 @@ from tpunb.notebook.scopes import (
     literal,
     packages,
 )
+from tpunb.runs.spec import BackendName
 
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
 DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
@@ -52,8 +53,11 @@ CORES = re.compile(r"--cores[ =]+1\b")
 class NotebookIndex:
     """The code cells of a notebook, with their calls, names and functions by name."""
 
-    def __init__(self, cells: list[ParsedCell], held: Container[str] = ()) -> None:
+    def __init__(
+        self, cells: list[ParsedCell], held: Container[str] = (), backend: BackendName = "xla"
+    ) -> None:
         self.cells = cells
+        self.backend: BackendName = backend
         self.held = held
         self.sites = Scopes(cells)
         self.functions = self.sites.by_name
@@ -194,12 +198,18 @@ class NotebookIndex:
         """Whether the notebook uses torch_xla itself."""
         return self.imports("torch_xla", "torch_xla_py")
 
+    @property
+    def native(self) -> bool:
+        """Whether the notebook uses its backend itself, not only a framework that does."""
+        return self.xla or self.backend != "xla"
+
     @cached_property
     def runs_on_tpu(self) -> bool:
         """Whether anything indicates a TPU: torch_xla, a train cell, a launcher, Lightning's
         `accelerator="tpu"`.
         """
-        return self.xla or self.has_train or bool(self.launches) or self._asks_for_tpu
+        asks = self._asks_for_tpu or self.backend == "torchtpu"
+        return self.xla or self.has_train or bool(self.launches) or asks
 
     @cached_property
     def _asks_for_tpu(self) -> bool:

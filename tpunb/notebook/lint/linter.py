@@ -24,26 +24,33 @@ from tpunb.notebook.lint.rules import RULES, Hit, Rule
 from tpunb.notebook.models import Cell, Snapshot
 from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import ParsedCell, Site
+from tpunb.runs.spec import BackendName
 
 UNKNOWN = "unknown-rule"
 """The rule that reports an ignore comment with an unknown rule id."""
 
 
 def lint(
-    snapshot: Snapshot, held: Container[str] = (), *, rules: Collection[str] = RULES.keys()
+    snapshot: Snapshot,
+    held: Container[str] = (),
+    *,
+    rules: Collection[str] = RULES.keys(),
+    backend: BackendName = "xla",
 ) -> list[Finding]:
     """Return the findings in the order of the notebook; within a line, the most severe first.
 
     Nothing is run or imported. If there is a train cell, the rules check the notebook as
     `%%tpu_train` runs it; otherwise as its kernel runs it. Findings that `# tpunb: ignore[...]`
     suppresses are left out. `held`: names whose values the kernel passes to the run. `rules`: the
-    ids of the rules that are run.
+    ids of the rules that are run. `backend`: what the notebook trains with; rules of other backends
+    are not run.
     """
+    rules = [name for name in RULES if name in rules and backend in RULES[name].backends]
     with _without_collector():
-        findings = _lint(parse_cells(snapshot), held, snapshot.train, rules)
+        findings = _lint(parse_cells(snapshot), rules, backend, held, snapshot.train)
         written = [cell for cell in snapshot.cells if _writes_module(cell)]
         for cell in written:
-            findings += _lint_module(snapshot, cell, rules)
+            findings += _lint_module(snapshot, cell, rules, backend)
         numbers = {each.number: at for at, each in enumerate(parse_cells(snapshot))}
     return sorted(findings, key=lambda f: numbers[f.cell or 0]) if written else findings
 
@@ -57,12 +64,14 @@ def _writes_module(cell: Cell) -> bool:
     )
 
 
-def _lint_module(snapshot: Snapshot, cell: Cell, rules: Collection[str]) -> Iterator[Finding]:
+def _lint_module(
+    snapshot: Snapshot, cell: Cell, rules: Collection[str], backend: BackendName
+) -> Iterator[Finding]:
     """Check the module that a `%%writefile` cell writes, as a separate program."""
     source = re.sub(r"^(\s*)%%", r"\1# %%", cell.source, count=1)
     [number] = [each.number for each in parse_cells(snapshot) if each.index == cell.index]
     alone = replace(cell, source=source, index=0, number=number, tags=())
-    for finding in _lint(parse_cells(Snapshot((alone,), None, None, "a module")), rules=rules):
+    for finding in _lint(parse_cells(Snapshot((alone,), None, None, "a module")), rules, backend):
         yield replace(finding, certain=False)
 
 
@@ -80,19 +89,22 @@ def _without_collector() -> Iterator[None]:
 
 def _lint(
     cells: list[ParsedCell],
+    rules: Collection[str],
+    backend: BackendName,
     held: Container[str] = (),
     train: int | None = None,
-    rules: Collection[str] = RULES.keys(),
 ) -> list[Finding]:
-    notebook = NotebookIndex(cells, held)
+    notebook = NotebookIndex(cells, held, backend)
     reachability = Reachability(notebook)
     suppressions = {cell.index: _read_suppressions(cell) for cell in cells}
     findings: dict[tuple[int, int, int, str, str], Finding] = {}
-    for rule in (RULES[name] for name in RULES if name in rules):
+    for rule in (RULES[name] for name in rules):
         for hit in rule.check(notebook):
             if hit.cell.part == "kernel" and not rule.kernel:
                 continue
             finding = _finding(rule, hit, reachability, *_place(notebook, hit, train))
+            if hit.fix is None and backend in rule.fixes:
+                finding = replace(finding, fix=rule.fixes[backend])
             if not suppressions[hit.cell.index].covers(rule.id, finding.line):
                 worst = SEVERITIES.index(finding.severity)
                 key = (hit.cell.index, finding.line, worst, rule.id, finding.message)

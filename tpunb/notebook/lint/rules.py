@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.scopes import ParsedCell, Site
+from tpunb.runs.spec import BackendName
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Hit:
         return self.at.line if isinstance(self.at, Site) else self.at[1]
 
 
+Backends = frozenset[BackendName]
+XLA: Backends = frozenset(("xla",))
+TORCHTPU: Backends = frozenset(("torchtpu",))
+TPUS: Backends = XLA | TORCHTPU
+ANY: Backends = TPUS | {"torch"}
+
 Check = Callable[[NotebookIndex], Iterable[Hit]]
 
 
@@ -58,6 +65,10 @@ class Rule:
     check: Check
     kernel: bool = False
     """True if the rule also applies to cells that only the kernel runs, outside of any run."""
+    backends: Backends = ANY
+    """The backends of whose notebooks it is true."""
+    fixes: Mapping[BackendName, str] = field(default_factory=dict)
+    """The fix for notebooks of a backend, where it is another one than `fix`."""
 
 
 RULES: dict[str, Rule] = {}
@@ -71,13 +82,15 @@ def rule(
     why: str,
     fix: str,
     kernel: bool = False,
+    backends: Backends = ANY,
+    fixes: Mapping[BackendName, str] | None = None,
 ) -> Callable[[Check], Check]:
     """Register the decorated function, which yields a Hit for each violation, as a rule."""
 
     def add(check: Check) -> Check:
         if id in RULES:
             raise ValueError(f"two rules have the id {id!r}")
-        RULES[id] = Rule(id, severity, what, why, fix, check, kernel)
+        RULES[id] = Rule(id, severity, what, why, fix, check, kernel, backends, fixes or {})
         return check
 
     return add
@@ -85,8 +98,13 @@ def rule(
 
 def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
-    rows = ["| rule | severity | finds | why | what to do |", "|---|---|---|---|---|"]
+    rows = ["| rule | severity | for | finds | why | what to do |", "|---|---|---|---|---|---|"]
     for entry in RULES.values():
-        cells = (f"`{entry.id}`", entry.severity, entry.what, entry.why, entry.fix)
+        fixes = "".join(f"; {name}: {fix}" for name, fix in entry.fixes.items())
+        backends = (
+            "all" if entry.backends == ANY else ", ".join(sorted(entry.backends, reverse=True))
+        )
+        told = (entry.what, entry.why, entry.fix + fixes)
+        cells = (f"`{entry.id}`", entry.severity, backends, *told)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"

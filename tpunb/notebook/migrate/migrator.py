@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import nbformat
 from nbformat import v4
@@ -21,10 +21,13 @@ from tpunb.notebook.migrate.rewrites.loaders import LoaderRewriter
 from tpunb.notebook.migrate.rewrites.setup import SetupRewriter
 from tpunb.notebook.migrate.rewrites.training import make_training
 from tpunb.notebook.migrate.statements import Removals
+from tpunb.notebook.migrate.torchtpu.migrator import to_torchtpu
 
 
-def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
-    """Rewrite a notebook from removed torch_xla names to those of torch_xla 2.9.
+def migrate(
+    notebook: Mapping[str, Any], *, train: bool = False, to: Literal["xla", "torchtpu"] = "xla"
+) -> Migration:
+    """Rewrite a notebook from removed torch_xla names to those of torch_xla 2.9, or for TorchTPU.
 
     `notebook` is the content of an ipynb file of format 4, as a dict or nbformat node; it is not
     changed. Only sources of code cells differ in the result; a source remains a string or a list
@@ -33,7 +36,9 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
 
     With `train` the result is a notebook for `%%tpu_train`: tpunb is loaded in a cell at the top,
     and each cell that starts ranks begins with the magic; the code in it that later cells need
-    becomes a cell above it. Raises NotebookError if this is not a notebook of format 4.
+    becomes a cell above it. `to="torchtpu"` does this with every notebook that starts ranks, as
+    TorchTPU has no launcher for notebooks; `Migration.left` has the names that are left over.
+    Raises NotebookError if this is not a notebook of format 4.
     """
     if not isinstance(notebook.get("cells"), list):
         raise NotebookError(
@@ -42,6 +47,8 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
             "format."
         )
     result = copy.deepcopy(dict(notebook))
+    if to == "torchtpu":
+        return to_torchtpu(notebook, result, train)
     cells = [
         CodeCell(index, text_of(cell))
         for index, cell in enumerate(result["cells"])
@@ -61,7 +68,9 @@ def migrate(notebook: Mapping[str, Any], *, train: bool = False) -> Migration:
     return Migration(result, tuple(changes), notebook, added)
 
 
-def migrate_text(text: str, *, train: bool = False) -> tuple[str, Migration]:
+def migrate_text(
+    text: str, *, train: bool = False, to: Literal["xla", "torchtpu"] = "xla"
+) -> tuple[str, Migration]:
     """Return the migrated text of a notebook file, and the changes: see `migrate`.
 
     The text of a notebook that needs no change is returned unchanged; any other is formatted by
@@ -74,7 +83,7 @@ def migrate_text(text: str, *, train: bool = False) -> tuple[str, Migration]:
         raise NotebookError(f"this is not a notebook, because it is not JSON: {error}") from error
     if not isinstance(notebook, dict):
         raise NotebookError("this is not a notebook: the file does not contain a JSON object")
-    migration = migrate(notebook, train=train)
+    migration = migrate(notebook, train=train, to=to)
     if migration.changed:
         # Skips nbformat's validation, which migrated notebooks of 2019 may not pass.
         text = v4.writes(nbformat.from_dict(migration.notebook)) + "\n"

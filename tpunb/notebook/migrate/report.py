@@ -48,6 +48,8 @@ class Migration:
     """The notebook before the migration."""
     added: frozenset[int] = frozenset()
     """Indices of the cells that were added, in the new notebook."""
+    left: tuple[str, ...] = ()
+    """Names of the old library that remain in the new notebook, each with its cell."""
 
     @property
     def changed(self) -> bool:
@@ -57,9 +59,11 @@ class Migration:
     def report(self) -> str:
         """Return the changes and the remaining work as text."""
         names = cell_labels(self.original)
-        if not self.changes:
+        if not self.changes and not self.left:
             return "nothing to migrate\n"
         lines = []
+        if self.left:
+            lines.append(f"NOT COMPLETE, names of torch_xla are left: {', '.join(self.left)}")
         for kind, title in TITLES.items():
             changes = [change for change in self.changes if change.kind == kind]
             if changes:
@@ -76,7 +80,7 @@ class Migration:
         for index, cell in enumerate(self.notebook["cells"]):
             name, old = ("a new cell", None) if index in self.added else next(originals)
             before = text_of(old).split("\n") if old is not None and text_of(old) else []
-            after = text_of(cell).split("\n")
+            after = text_of(cell).split("\n") if text_of(cell) else []
             lines += difflib.unified_diff(before, after, name, name, lineterm="")
         return "".join(f"{line}\n" for line in lines)
 

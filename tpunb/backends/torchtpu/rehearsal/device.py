@@ -36,10 +36,19 @@ def install() -> None:
     _check()
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from tpunb.backends.torchtpu.rehearsal import autocast, kernels, module, patches
+    from tpunb.backends.torchtpu.rehearsal import (
+        autocast,
+        backward_errors,
+        kernels,
+        module,
+        patches,
+    )
 
     made = module.TpuModule()
-    _setup_privateuseone_for_python_backend("tpu", backend_module=made, hook=_hooks())
+    _setup_privateuseone_for_python_backend(
+        "tpu", backend_module=made, hook=_hooks(), device_guard=backward_errors.make_guard()
+    )
+    backward_errors.raise_in_backward()
     module.add_submodules(made)
     sys.modules.setdefault("torch_tpu", module.stand_in())
     _kept.extend([made, kernels.register(), autocast.register()])

@@ -33,8 +33,8 @@ METADATA_ONLY = (
 """The CPU's kernels of these read and write no values: they run on the device's tensors."""
 CPU_INDICES = {"index.Tensor": 1, "index_put_": 1, "_index_put_impl_": 1}
 """Operations whose indices may be on the CPU, as on CUDA, and where they are."""
-COMPOSITE = ("convolution", "convolution_backward")
-"""Operations that torch would take apart for a device that it does not know."""
+COMPOSITE = "convolution convolution_backward mode.values conj_physical_ conj_physical.out".split()
+"""Operations that torch takes apart, or refuses, for a device that it does not know."""
 
 _empty_cpu = cpu_kernel(_aten.empty.memory_format)
 _empty_strided_cpu = cpu_kernel(_aten.empty_strided.default)
@@ -107,7 +107,7 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: _Memory = None,
 ) -> Any:
-    """torch's own asks for pinned memory if non_blocking, and Python cannot register an allocator."""
+    """torch's own asks for pinned memory if non_blocking, which Python cannot give it."""
     check_device(device)
     to = self.device if device is None else device
     elsewhere = None if to.type in ("cpu", "tpu") else to
@@ -155,7 +155,7 @@ def choose_attention(
     aliases = [None if t is None else to_cpu(t) for t in (query, key, value, attn_mask)]
     if attn_mask is not None and attn_mask.requires_grad:
         return 0  # flash attention has no gradient of the mask
-    chosen = _choose_attention_cpu(*aliases, *args, **k)
+    chosen = _choose_attention_cpu(*aliases, *args, **kwargs)
     # sdpa_kernel(SDPBackend.OVERRIDEABLE), which the CPU lacks, is what a TPU has.
     return 0 if chosen < 0 and _C._get_overrideable_sdp_enabled() else chosen
 
@@ -256,6 +256,13 @@ OWN: dict[str, Kernel] = {
 }
 
 
+_TAKEN_APART = (
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "CompositeImplicitAutograd",
+)
+
+
 def _direct_names() -> Iterator[str]:
     """Operations that torch would take apart first: one call of Python instead of several."""
     has = _C._dispatch_has_kernel_for_dispatch_key
@@ -264,9 +271,7 @@ def _direct_names() -> Iterator[str]:
         if namespace != "aten" or name in OWN:
             continue
         if name.startswith("_foreach_") or (
-            has(full, "CPU")
-            and has(full, "CompositeExplicitAutogradNonFunctional")
-            and not has(full, "CompositeImplicitAutograd")
+            has(full, "CPU") and any(has(full, key) for key in _TAKEN_APART)
         ):
             yield name.removesuffix(".")
 

@@ -2,7 +2,8 @@
 
 What an operation needs is read from its schema once: which arguments it writes, what it returns,
 whether it draws random numbers. Conjugate and negative bits reach only the operations that torch
-lets handle them (its fallbacks for the other ones clear the bits before), so most need not look.
+lets handle them (its fallbacks for the other ones clear the bits before), so most need not look
+at their arguments. Any may return one: linalg.lu_solve does.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _new_tensor(op: Any, plain: bool) -> Kernel:
 def new_tensor(result: Any) -> Any:
     """A kernel's result on the device; None if the kernel was told not to compute it."""
     try:
-        return None if result is None else bare_tpu(result)
+        return None if result is None else to_tpu(result)
     except RuntimeError:
         if result.layout is torch.strided and not result.is_quantized:
             raise
@@ -198,7 +199,7 @@ def _general(
             position, name = where
             return kwargs[name] if name in kwargs else args[position]
         if isinstance(result, _Tensor):
-            return to_tpu(result) if bits else new_tensor(result)
+            return new_tensor(result)
         if isinstance(result, (list, tuple)):
             return [back(item, None, args, kwargs) for item in result]
         return result
@@ -265,6 +266,8 @@ def _writing_outs(call: Kernel, outs: Sequence[str]) -> Kernel:
                 _adopt(out, new)
             elif out.shape != new.shape:
                 out.resize_(new.shape)
+            if new.is_conj() and not out.is_conj():
+                to_cpu(out).copy_(new.resolve_conj())
         return result
 
     return call_with_outs

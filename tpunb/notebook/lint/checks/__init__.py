@@ -11,10 +11,11 @@ from tpunb.notebook.lint.checks import (
     saving,
     shapes,
     starting,
+    torchtpu,
     undefined,
 )
 
 MODULES = (
     *(cells, collectives, data, environment, hardware, loops, old_names, saving, shapes),
-    *(starting, undefined),
+    *(starting, torchtpu, undefined),
 )

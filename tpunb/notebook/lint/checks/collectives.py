@@ -65,7 +65,7 @@ def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
             site,
             f"`{name}` is called only on ranks with `{shown}` and waits forever for the others",
             # With the backend xla, dist.barrier() returns at once.
-            certain=where is not None and name != "barrier",
+            certain=where is not None and (name != "barrier" or notebook.backend != "xla"),
             where=where,
             several=True,
         )
@@ -87,9 +87,14 @@ def _has_group(node: ast.Call) -> bool:
     "(follows from how collectives work; not measured on a TPU)",
     fix="decide by a value that is the same on all ranks, from `xm.all_reduce`; or stay on the "
     "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass",
+    fixes=dict.fromkeys(
+        ("torchtpu", "torch"),
+        "decide by a value that is the same on all ranks, from `dist.all_reduce`; or stay on the "
+        "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass",
+    ),
 )
 def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.multi or not notebook.xla:
+    if not notebook.multi or not notebook.native:
         return
     for loop in notebook.loops:
         steps = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import constant, has_spread, values_of, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
@@ -95,6 +95,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     "have batches of different sizes, their collectives do not match (pytorch/xla#1368 on "
     "recompilation, #2020 on a hang at the end of an epoch)",
     fix="write drop_last=True",
+    backends=XLA,
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.on_device or not notebook.trains:
@@ -116,9 +117,12 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     "(torch.utils.data: a DataLoader does not know about ranks)",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
+    fixes=dict.fromkeys(
+        ("torchtpu", "torch"), "write `sampler=DistributedSampler(dataset)`, and no `shuffle`"
+    ),
 )
 def _no_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not (notebook.multi and notebook.xla) or notebook.managed or not notebook.loops:
+    if not (notebook.multi and notebook.native) or notebook.managed or not notebook.loops:
         return
     if "DistributedSampler" in notebook.called or _divided(notebook):
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tpunb.notebook import removed_apis, torch_installs
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import TPUS, XLA, Hit, rule
 from tpunb.notebook.scopes import ParsedCell, Site, packages
 
 SET = re.compile(
@@ -92,6 +92,7 @@ def _lost_exports(notebook: NotebookIndex) -> Iterator[tuple[ParsedCell, int, st
     fix="remove it, and write `model.to(torch.bfloat16)` or "
     "`with torch.autocast('xla', dtype=torch.bfloat16):`",
     kernel=True,
+    backends=XLA,
 )
 def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, name, value in _variables(notebook):
@@ -106,6 +107,7 @@ def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     why="torch_xla 2.9 does not read it (torch_xla 2.9.0 has no XRT runtime)",
     fix="remove it",
     kernel=True,
+    backends=XLA,
 )
 def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, name, _ in _variables(notebook):
@@ -138,6 +140,7 @@ def _retired_variable(notebook: NotebookIndex) -> Iterator[Hit]:
     "(the packages of old set-up cells, compared with torch_xla 2.9.0)",
     fix="use the torch and torch_xla that the machine has, or install a matching pair",
     kernel=True,
+    backends=XLA,
 )
 def _retired_command(notebook: NotebookIndex) -> Iterator[Hit]:
     for at, text in _commands(notebook):
@@ -154,6 +157,7 @@ def _retired_command(notebook: NotebookIndex) -> Iterator[Hit]:
     "(pytorch/xla's README: each release is built for the torch with the same number)",
     fix="remove it on Colab and Kaggle, which have a pair; elsewhere install both together",
     kernel=True,
+    backends=XLA,
 )
 def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
     commands = [
@@ -178,6 +182,7 @@ def _half_a_pair(notebook: NotebookIndex) -> Iterator[Hit]:
     "its own libtpu; importing it also starts threads, so ranks cannot be forked after it "
     "(torch_xla 2.9.0 __init__.py warns of it; pytorch/xla#6565, tensorflow#87383)",
     fix="keep it out of the run (tag the cell tpu-skip), or install tensorflow-cpu instead",
+    backends=XLA,
 )
 def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
     light = any("tensorflow-cpu" in text for _, text in _commands(notebook))
@@ -207,6 +212,7 @@ TAKES_TPU = (
     "a TPU)",
     fix="set JAX_PLATFORMS=cpu before jax is imported, or do that part in another notebook",
     kernel=True,
+    backends=TPUS,
 )
 def _tpu_taken(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla and not notebook.has_train:

@@ -16,7 +16,7 @@ from tpunb.notebook.lint.checks.sites import (
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.frameworks import is_training_arguments
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import TPUS, XLA, Hit, rule
 from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 FAILS = [
@@ -57,6 +57,11 @@ def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool
     "called with torch 2.9.0 on a machine without a GPU)",
     fix="write `.to(device)` with `device = torch_xla.device()`; check `torch.cuda.is_available()` "
     "before code that needs a GPU",
+    backends=TPUS,
+    fixes={
+        "torchtpu": "write `.to('tpu')`; check `torch.cuda.is_available()` before code that needs "
+        "a GPU"
+    },
 )
 def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.called.get("cuda", ()):
@@ -78,6 +83,8 @@ def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
         if literal(argument(site.call, "backend", 0)) == "nccl":
             fix = "write `init_process_group('xla', init_method='xla://')`, and import "
             fix += "torch_xla.distributed.xla_backend"
+            if notebook.backend == "torchtpu":
+                fix = "write `init_process_group('tpu_dist')`"
             yield from _cuda_hit(site, "the backend nccl needs a GPU", fix)
 
 
@@ -161,8 +168,14 @@ def _cuda_hit(
     "with dtype=torch.bfloat16; bfloat16 needs no GradScaler (measured with torch 2.9.0 and "
     "torch_xla 2.9.0)",
     fix="write `with torch.autocast('xla', dtype=torch.bfloat16):`, and remove the scaler",
+    backends=TPUS,
+    fixes={
+        "torchtpu": "write `with torch.autocast('tpu', dtype=torch.bfloat16):`, and remove the "
+        "scaler"
+    },
 )
 def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
+    tensors = "XLA" if notebook.backend == "xla" else "TPU"
     for name, sites in notebook.named.items() if notebook.runs_on_tpu else ():
         short = name.rpartition(".")[2]
         if short not in ("autocast", "GradScaler") or not name.startswith("torch."):
@@ -176,12 +189,12 @@ def _cuda_amp(notebook: NotebookIndex) -> Iterator[Hit]:
                 continue
             dtype = argument(node, "dtype")
             if short == "GradScaler":
-                yield Hit(site, "a GradScaler has no use with XLA tensors")
+                yield Hit(site, f"a GradScaler has no use with {tensors} tensors")
             elif dtype is not None and notebook.full(dtype, site) == "torch.bfloat16":
                 message = "autocast to bfloat16 for cuda raises RuntimeError"
                 yield Hit(site, message, severity="error")
             else:
-                yield Hit(site, "autocast for cuda has no effect on XLA tensors")
+                yield Hit(site, f"autocast for cuda has no effect on {tensors} tensors")
 
 
 def _may_be_off(notebook: NotebookIndex, enabled: ast.expr | None, site: Site) -> bool:
@@ -207,6 +220,7 @@ _FLOAT16 = ("fp16", "16-mixed", "16-true", "16", 16)
     why="a TPU computes in bfloat16, without a GradScaler; accelerate raises ValueError on a TPU "
     "(read in accelerate 1.15 accelerator.py; not measured on a TPU)",
     fix="use bf16, or 'bf16-true' with Lightning",
+    backends=TPUS,
 )
 def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
@@ -227,6 +241,7 @@ def _fp16(notebook: NotebookIndex) -> Iterator[Hit]:
     "supported devices (measured with torch 2.9.0 and torch_xla 2.9.0; read in transformers 5.24 "
     "training_args.py)",
     fix="remove `fused`; write `optim='adamw_torch'` in the arguments of a Trainer",
+    backends=XLA,
 )
 def _fused_optimizer(notebook: NotebookIndex) -> Iterator[Hit]:
     yield from _fused_by_trainer(notebook)
@@ -265,6 +280,7 @@ def _fused_by_trainer(notebook: NotebookIndex) -> Iterator[Hit]:
     "2.9.0; the program of that gradient contains no all-reduce, on any device)",
     fix="remove the argument, or use `xm.optimizer_step(optimizer)` without "
     "DistributedDataParallel",
+    backends=XLA,
 )
 def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
     ddp = ("DistributedDataParallel", "distributed.DistributedDataParallel")
@@ -291,6 +307,11 @@ def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
     "device_ids are empty)",
     fix="remove it: under %%tpu_train every core has its own copy of the model, and "
     "`xm.optimizer_step(optimizer)` averages the gradients",
+    backends=TPUS,
+    fixes={
+        "torchtpu": "remove it: under %%tpu_train every core has its own copy of the model, and "
+        "DistributedDataParallel averages the gradients"
+    },
 )
 def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"):
@@ -305,6 +326,7 @@ def _data_parallel(notebook: NotebookIndex) -> Iterator[Hit]:
     why="its default backend has no code generator for XLA: InductorError: KeyError: 'xla' "
     "(measured with torch 2.9.0 and torch_xla 2.9.0)",
     fix="write `torch.compile(model, backend='openxla')`",
+    backends=XLA,
 )
 def _compile_backend(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.compile") if notebook.device_uses else ():
@@ -325,6 +347,7 @@ def _compile_backend(notebook: NotebookIndex) -> Iterator[Hit]:
     "torch_xla 2.9.0 and transformers 5.23)",
     fix="use `from torch_xla.utils.checkpoint import checkpoint` with `use_reentrant=True`; for a "
     "library's model, wrap its layers in `torch_xla.distributed.fsdp.checkpoint_module`",
+    backends=XLA,
 )
 def _torch_checkpoint(notebook: NotebookIndex) -> Iterator[Hit]:
     for site, what, fix in _checkpointing(notebook):

@@ -15,7 +15,7 @@ from tpunb.notebook.lint.checks.sites import (
 )
 from tpunb.notebook.lint.frameworks import PACKAGES
 from tpunb.notebook.lint.index import DEVICE_LOADERS, Loop, NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import LOOPS, XM, Site, argument, dotted, last_part
 
 SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
@@ -92,6 +92,7 @@ def _syncs(notebook: NotebookIndex, site: Site) -> bool:
     "(torch_xla 2.9.0: distributed/parallel_loader.py calls torch_xla.sync() per batch)",
     fix="call `torch_xla.sync()` at the end of each step, or loop over "
     "`pl.MpDeviceLoader(loader, device)`",
+    backends=XLA,
 )
 def _no_step_sync(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or notebook.managed or not notebook.device_uses:
@@ -149,6 +150,7 @@ def _is_read(site: Site) -> bool:
     "troubleshooting; aten::_local_scalar_dense in its metrics report)",
     fix="read values every n steps, `if step % 100 == 0:`, or in "
     "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
+    backends=XLA,
 )
 def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.on_device:
@@ -257,9 +259,14 @@ def _is_optimizer(notebook: NotebookIndex, name: str, site: Site) -> bool:
     "only seen that part (torch_xla 2.9.0 core/xla_model.py: xm.optimizer_step is reduce_gradients "
     "and step)",
     fix="write `xm.optimizer_step(optimizer)`, or wrap the model in DistributedDataParallel",
+    fixes=dict.fromkeys(
+        ("torchtpu", "torch"),
+        "wrap the model in DistributedDataParallel, or average the gradients with "
+        "`dist.all_reduce` before each step",
+    ),
 )
 def _no_gradient_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
-    if notebook.spmd or not notebook.xla or not notebook.loops:
+    if notebook.spmd or not notebook.native or not notebook.loops:
         return
     shared = [
         site
@@ -322,6 +329,7 @@ _METRICS = ("loss", "acc", "correct", "total", "metric", "count", "seen")
     "gradient of the batch nor bounded as on one core (follows from the order; torch_xla 2.9.0 "
     "core/xla_model.py: xm.optimizer_step averages first)",
     fix="write `xm.reduce_gradients(optimizer)`, then clip, then `optimizer.step()`",
+    backends=XLA,
 )
 def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
     averaging = {f"{XM}.optimizer_step", f"{XM}.reduce_gradients"}
@@ -352,6 +360,7 @@ def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
     "trained, without an error (measured with torch_xla 2.9.0: after model.to(device) the "
     "optimizer's parameters are on the CPU and are not the model's)",
     fix="move the model to the device first, then create the optimizer",
+    backends=XLA,
 )
 def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
     for name, optimizers in notebook.named.items():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tpunb.notebook import removed_apis
 from tpunb.notebook.lint.checks.sites import is_tried, pins_older, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import Site, imported, literal
 
 _MIGRATE = "`tpunb migrate` does it for the whole notebook."
@@ -190,6 +190,7 @@ def _transformers(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
     "core/xla_model.py: `@deprecated`)",
     fix="use the current name; `tpunb migrate` rewrites the notebook",
     kernel=True,
+    backends=XLA,
 )
 def _old_name(notebook: NotebookIndex) -> Iterator[Hit]:
     seen = set()

@@ -14,7 +14,7 @@ from tpunb.notebook.lint.checks.sites import (
     words,
 )
 from tpunb.notebook.lint.index import NotebookIndex, Program
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 
@@ -26,6 +26,7 @@ from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
     "every rank writes the same file at once (measured with torch_xla 2.9.0: torch.load gives "
     "tensors of xla:0; aws-neuron-sdk#1315)",
     fix="write `xm.save(model.state_dict(), path)` on every rank, or move it to the CPU first",
+    backends=XLA,
 )
 def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or not notebook.device_uses:
@@ -92,6 +93,10 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     "only those of the last one (follows from the code: the name of the file is the same on all "
     "cores)",
     fix="write it under `if xr.global_ordinal() == 0:`, or put the rank into its name",
+    fixes=dict.fromkeys(
+        ("torchtpu", "torch"),
+        "write it under `if dist.get_rank() == 0:`, or put the rank into its name",
+    ),
 )
 def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     on_xla = {(hit.cell.index, hit.line) for hit in _torch_save_on_xla(notebook)}
@@ -178,6 +183,7 @@ def _may_have_left(body: ast.AST, site: Site) -> bool:
     "(tagged with xla:0) (measured with torch 2.9.0 and torch_xla 2.9.0)",
     fix="write `torch.load(path, map_location='cpu')`, and move the model to the device afterwards",
     kernel=True,
+    backends=XLA,
 )
 def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch.load"):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tpunb.notebook.lint.checks.loops import from_host
 from tpunb.notebook.lint.checks.sites import receiver
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import DefinedFunction, Site, argument, dotted, last_part, literal
 
 METHODS = ("nonzero", "masked_select", "unique", "unique_consecutive")
@@ -26,6 +26,7 @@ PADDING = ("pad", "batch_encode_plus", "encode_plus")
     "shapes)",
     fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
     "`(x * mask).sum() / mask.sum()`",
+    backends=XLA,
 )
 def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla and not notebook.on_device:
@@ -94,6 +95,7 @@ def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     "work (pytorch/xla#2655)",
     fix="use `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
     "for only a few lengths",
+    backends=XLA,
 )
 def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:

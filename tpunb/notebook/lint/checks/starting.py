@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import has_spread
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
+from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import XM, Site, argument, dotted, literal
 
 SPAWN = "torch_xla.distributed.xla_multiprocessing.spawn"
@@ -23,6 +23,7 @@ ACCELERATE = ("accelerate.notebook_launcher", "accelerate.launchers.notebook_lau
     fix="remove nprocs to use every core, or put the call under %%tpu_train, where the run's "
     "number of cores is used",
     kernel=True,
+    backends=XLA,
 )
 def _nprocs(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(SPAWN):
@@ -77,6 +78,7 @@ def _items(notebook: NotebookIndex, node: ast.Subscript, site: Site) -> Iterator
     "pytorch/xla#2750, #7761)",
     fix="put the call under %%tpu_train, or pass start_method='fork'",
     kernel=True,
+    backends=XLA,
 )
 def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(LAUNCH, SPAWN):
@@ -102,6 +104,7 @@ def _spawn_from_notebook(notebook: NotebookIndex) -> Iterator[Hit]:
     "xmp.spawn. Above a %%tpu_train cell it works, but every rank then runs these cells itself "
     "(measured with torch_xla 2.9.0; pytorch/xla#9303)",
     fix="use devices only inside the function that is launched",
+    backends=XLA,
 )
 def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     launches = [site for site in notebook.launches if not notebook.one_process(site)]
@@ -132,6 +135,7 @@ def _device_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     why="a process has one device, number 0: IndexError for any other number (measured with "
     "torch_xla 2.9.0; pytorch/xla#2338)",
     fix="write `torch_xla.device()` without a number",
+    backends=XLA,
 )
 def _device_number(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of("torch_xla.device", f"{XM}.xla_device"):
@@ -168,6 +172,7 @@ def _accelerator_before_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     why="on Colab's and Kaggle's TPUs the number is ignored; on any other TPU machine accelerate "
     "starts that many GPU processes, and they fail (accelerate 1.15 launchers.py)",
     fix="put the call under %%tpu_train, where the run's number of cores is used",
+    backends=XLA,
 )
 def _processes_on_tpu(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*ACCELERATE):
@@ -195,6 +200,7 @@ def _after_spmd(notebook: NotebookIndex, site: Site) -> bool:
     why="NotImplementedError: launch function does not support SPMD at this time; AssertionError: "
     "XLA backend is not supported with SPMD (measured with torch_xla 2.9.0)",
     fix="call the function itself, without a process group: with SPMD there is one process",
+    backends=XLA,
 )
 def _spmd_launch(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(LAUNCH, "torch.distributed.init_process_group"):

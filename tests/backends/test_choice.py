@@ -1,0 +1,78 @@
+"""Which backend a run has, by what was asked for, what the code names, and what is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpunb.backends.choice import Installed, Sign, choose
+from tpunb.runs.spec import BackendName
+from tpunb.utils.errors import MissingPackageError, SetupError
+
+XLA = Installed((2, 9), torch_xla=True, torch_tpu=False)
+NEW = Installed((2, 13), torch_xla=False, torch_tpu=False)
+TPU = Installed((2, 13), torch_xla=False, torch_tpu=True)
+OLD = Installed((2, 9), torch_xla=False, torch_tpu=False)
+NOTHING = Installed((), torch_xla=False, torch_tpu=False)
+
+SURE, MAYBE = Sign("cell [2] has `it`", True), Sign("cell [3] has `it`", False)
+
+
+@pytest.mark.parametrize(
+    ("named", "installed", "backend", "why"),
+    [
+        ({}, XLA, "xla", "torch_xla is installed"),
+        ({}, NEW, "torch", "torch_xla is not installed"),
+        ({}, TPU, "torchtpu", "torch_tpu is installed"),
+        ({"xla": SURE}, NEW, "xla", "cell [2]"),
+        ({"torchtpu": SURE}, XLA, "torchtpu", "cell [2]"),
+        ({"torchtpu": SURE, "torch": SURE}, NEW, "torchtpu", "cell [2]"),
+        ({"torch": SURE}, XLA, "torch", "cell [2]"),
+        ({"torch": MAYBE}, XLA, "xla", "torch_xla is installed"),
+        # Code for both, or with a fallback: what is installed decides.
+        ({"xla": SURE, "torchtpu": SURE}, XLA, "xla", "cell [2]"),
+        ({"xla": SURE, "torchtpu": SURE}, NEW, "torchtpu", "cell [2]"),
+        ({"xla": MAYBE, "torch": SURE}, XLA, "xla", "cell [3]"),
+        ({"xla": MAYBE, "torch": SURE}, NEW, "torch", "cell [2]"),
+        ({"xla": MAYBE, "torchtpu": SURE}, XLA, "torchtpu", "cell [2]"),
+        ({"torchtpu": MAYBE}, XLA, "xla", "torch_xla is installed"),
+        ({"torchtpu": MAYBE}, NEW, "torchtpu", "cell [3]"),
+    ],
+)
+def test_the_code_decides_then_what_is_installed(
+    named: dict[BackendName, Sign], installed: Installed, backend: BackendName, why: str
+) -> None:
+    choice = choose(None, named, installed)
+    assert choice.backend == backend
+    assert why in choice.why
+    assert choose("torch", named, installed).backend == "torch"
+
+
+@pytest.mark.parametrize(
+    ("backend", "installed", "on_tpu", "error"),
+    [
+        ("xla", XLA, False, ""),
+        ("xla", NEW, False, "torch_xla is needed .*tpunb migrate --to torchtpu"),
+        ("xla", OLD, False, r"torch_xla is needed .*'tpunb\[xla\]'` installs a matching pair$"),
+        ("xla", NOTHING, False, "torch is needed"),
+        ("torchtpu", NEW, False, ""),
+        ("torchtpu", NEW, True, "torch_tpu is needed"),
+        ("torchtpu", TPU, True, ""),
+        ("torchtpu", XLA, False, "needs torch 2.11 or later, but torch 2.9 is installed"),
+        ("torchtpu", NOTHING, False, "torch is needed"),
+        ("torch", NEW, False, ""),
+        ("torch", NOTHING, False, "torch is needed"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_reason_and_the_fix(
+    backend: BackendName, installed: Installed, on_tpu: bool, error: str
+) -> None:
+    choice = choose(None, {backend: SURE}, installed)
+    assert choice.backend == backend
+    if not error:
+        choice.require("%%tpu_train", on_tpu=on_tpu)
+        return
+    with pytest.raises(SetupError, match=error) as raised:
+        choice.require("%%tpu_train", on_tpu=on_tpu)
+    assert "%%tpu_train (cell [2] has `it`)" in str(raised.value)
+    if isinstance(raised.value, MissingPackageError):
+        assert raised.value.install

@@ -1,0 +1,194 @@
+"""`%%tpu_train` without torch_xla, in a real kernel: TorchTPU rehearsed, and plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import dedent
+
+import pytest
+
+from tests.drivers.kernel import Kernel, Ran, kernel
+from tpunb.runs.directory import RunDir, list_runs
+from tpunb.runs.spec import RunSpec
+
+PRELUDE = """
+import torch, torch.nn as nn, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(0)
+X = torch.randn(64, 20)
+Y = (X.sum(1) > 0).long()
+"""
+TRAIN = """
+dist.init_process_group({group})
+rank, world = dist.get_rank(), dist.get_world_size()
+model = DDP(nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2)).to("{device}"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    x, y = X[rank::world].to("{device}"), Y[rank::world].to("{device}")
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+total = loss.detach().clone()
+dist.all_reduce(total)
+found = total.item() / world
+print(f"rank {{rank}} of {{world}} on {{loss.device}}")
+model = model.module
+"""
+ON_TPU = TRAIN.format(group='"tpu_dist"', device="tpu")
+ON_CPU = TRAIN.format(group='"gloo"', device="cpu")
+
+
+@pytest.fixture(scope="module")
+def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with kernel(tmp_path_factory.mktemp("lab")) as made:
+        made.run("%load_ext tpunb\n%tpu_setup --cores 2", "load").good()
+        made.run(PRELUDE, "prelude").good()
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _fresh(nb: Kernel) -> None:
+    """Each test has the cells of `nb`, and those that it runs."""
+    nb.run("%tpu_setup --backend auto", "load").good()
+    for name in set(nb.cells) - {"load", "prelude"}:
+        del nb.cells[name]
+
+
+def train(nb: Kernel, source: str, options: str = "") -> Ran:
+    return nb.run(f"%%tpu_train {options}\n{dedent(source).strip()}\n", "train")
+
+
+def last(nb: Kernel) -> RunDir:
+    return list_runs(nb.folder / "runs")[-1]
+
+
+def spec(nb: Kernel) -> RunSpec:
+    return last(nb).read_spec()
+
+
+def test_the_code_decides_what_ranks_train_with(nb: Kernel) -> None:
+    ran = train(nb, ON_TPU, "--returns found,model").good()
+    assert {"[0] rank 0 of 2 on tpu:0", "[1] rank 1 of 2 on tpu:0"} <= set(ran.stdout.split("\n"))
+    assert spec(nb).backend == "torchtpu"
+    on_tpu = nb.value("found")
+    assert nb.value("str(next(model.parameters()).device)") == "cpu"
+    ran = train(nb, ON_CPU, "--returns found").good()
+    assert "rank 1 of 2 on cpu" in ran.stdout
+    assert spec(nb).backend == "torch"
+    assert nb.value("found") == pytest.approx(on_tpu, abs=1e-5)
+    assert "torch_xla" not in ran.screen()
+
+
+def test_setup_overrides_the_code(nb: Kernel) -> None:
+    nb.run("%tpu_setup --backend torchtpu", "load").good()
+    train(nb, "print(torch.accelerator.current_accelerator())").good()
+    assert spec(nb).backend == "torchtpu"
+    assert "tpu" in last(nb).log.read_text()
+
+
+def test_torch_xla_is_missed_where_the_code_needs_it(nb: Kernel) -> None:
+    ran = train(nb, "import torch_xla\nprint(torch_xla.device())")
+    assert ran.red_line.startswith(
+        "MissingPackageError: torch_xla is needed for %%tpu_train (cell ["
+    )
+    assert "] has `import torch_xla`) and is not installed: " in ran.red_line
+    assert "tpunb migrate --to torchtpu" in ran.red_line
+
+
+def test_cells_of_the_kernel_have_the_rehearsed_device(nb: Kernel) -> None:
+    nb.run('x = torch.ones(3, device="tpu")', "ordinary").good()
+    assert nb.value("x.is_tpu, str(x.device), (x + 1).sum().item()") == (True, "tpu:0", 6.0)
+    ran = nb.run("x + torch.ones(3)", "mixed")
+    assert "Expected all tensors to be on the same device" in ran.traceback
+
+
+@pytest.mark.parametrize(("group", "device"), [('"tpu_dist"', "tpu"), ('"gloo"', "cpu")])
+def test_a_collective_that_differs_names_ranks_and_lines(
+    nb: Kernel, group: str, device: str
+) -> None:
+    ran = train(
+        nb,
+        f"""
+        dist.init_process_group({group})
+        x = torch.ones(3 + dist.get_rank(), device="{device}")
+        dist.all_reduce(x)
+        """,
+    )
+    assert "failed in cell" in ran.red_line
+    shown = ran.screen()
+    assert "MismatchError: the ranks called different collectives at the same time" in shown
+    assert "rank 0: all_reduce sum of float32[3]" in shown
+    assert "rank 1: all_reduce sum of float32[4]" in shown
+    assert "line 4: dist.all_reduce(x)" in shown
+    assert "Search the issues" not in shown
+
+
+@pytest.mark.parametrize(("group", "device"), [('"tpu_dist"', "tpu"), ('"gloo"', "cpu")])
+def test_a_rank_that_leaves_early_is_named(nb: Kernel, group: str, device: str) -> None:
+    ran = train(
+        nb,
+        f"""
+        dist.init_process_group({group})
+        x = torch.ones(3, device="{device}")
+        for _ in range(3 - dist.get_rank()):
+            dist.all_reduce(x)
+        """,
+    )
+    assert "PeerLostError: rank 1 has returned from the train cell while rank 0" in ran.screen()
+
+
+def test_steps_and_collectives_are_counted(nb: Kernel) -> None:
+    ran = train(nb, ON_TPU).good()
+    [run] = [list_runs(nb.folder / "runs")[-1]]
+    assert run.read_spec().backend == "torchtpu"
+    assert "collectives" in ran.status
+    assert nb.value("__import__('tpunb').last_run.backend") == "torchtpu"
+
+
+def test_a_prelude_that_used_the_device_is_forked(nb: Kernel) -> None:
+    nb.run(
+        'weights = torch.ones(4, 4, device="tpu") @ torch.ones(4, 4, device="tpu")', "use"
+    ).good()
+    ran = train(nb, 'print("sum", weights.sum().item(), weights.device)').good()
+    assert "sum 64.0 tpu:0" in ran.stdout
+    assert spec(nb).replicate is None
+
+
+def test_helpers_train_as_with_torch_xla(nb: Kernel) -> None:
+    ran = train(
+        nb,
+        """
+        import tpunb
+        from tpunb.training import Accumulation, predict, shard
+        dist.init_process_group("tpu_dist")
+        torch.manual_seed(0)
+        model = nn.Linear(20, 2).to("tpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        accumulation = Accumulation(optimizer, every=2, max_norm=1.0)
+        data = torch.utils.data.TensorDataset(X, Y)
+        for (x, y), mask in shard(data, 16):
+            losses = nn.functional.cross_entropy(model(x.to("tpu")), y.to("tpu"), reduction="none")
+            update = accumulation.backward(losses, mask.to("tpu"))
+            if update:
+                tpunb.log(loss=update.loss)
+        accumulation.finish()
+        tpunb.save({"model": model.state_dict()}, 1)
+        rows = predict(model, X, 16)
+        sums = torch.stack([p.sum() for p in model.parameters()]).cpu()
+        print("sums", [round(s, 4) for s in sums.tolist()], None if rows is None else rows.shape)
+        """,
+    ).good()
+    lines = [line for line in ran.stdout.split("\n") if "sums" in line]
+    assert "torch.Size([64, 2])" in lines[0] + lines[1]
+    assert len({line.split("sums")[1].split("]")[0] for line in lines}) == 1
+    loaded = "__import__('tpunb').load(__import__('tpunb').last_run.dir / 'checkpoints')"
+    assert nb.value(f"str({loaded}['model']['weight'].device)") == "cpu"
+
+
+def test_profile_writes_a_trace_of_torch_s_own(nb: Kernel) -> None:
+    ran = train(nb, ON_TPU, "--profile 0:2-4").good()
+    [file] = last(nb).profile.rglob("*.json")
+    assert file.name == "rank-0.pt.trace.json"
+    assert "traceEvents" in file.read_text()
+    assert "ui.perfetto.dev" in ran.status

@@ -1,0 +1,25 @@
+"""Rehearsal ranks of plain torch: with tensors of the CPU on gloo, or of a rehearsed TPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.drivers.ranks import rehearse
+
+BACKENDS = {"cpu": "gloo", "tpu": "tpu_dist"}
+"""torch.distributed's backend for tensors of each device."""
+
+
+def rehearse_on(device: str, **options: Any) -> tuple[int, int]:
+    """In a rank: install the rehearsal and the process group; return rank and world size."""
+    package = "tpunb.backends.rehearsal"
+    if device == "tpu":
+        package = "tpunb.backends.torchtpu.rehearsal"
+        from tpunb.backends.torchtpu.rehearsal.device import install
+
+        install()
+    rank, world = rehearse(package, **options)
+    dist.init_process_group(BACKENDS[device])
+    return rank, world

@@ -1,0 +1,111 @@
+"""Rules on notebooks of TorchTPU and of plain torch.distributed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.lint.notebooks import notebook
+from tests.notebook.migrate.notebooks import notebook as ipynb
+from tests.notebook.migrate.notebooks import sources
+from tests.notebook.migrate.torchtpu.examples import COMPLETE
+from tpunb.notebook.lint.findings import Finding
+from tpunb.notebook.lint.linter import lint
+from tpunb.notebook.migrate import migrate
+from tpunb.runs.spec import BackendName
+
+IMPORTS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+"""
+PLAIN = """\
+%%tpu_train
+dist.init_process_group("{group}")
+model = nn.Linear(2, 2){to}
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(train_data, 8, shuffle=True)
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = model(x{to}).sum()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def found(backend: BackendName, *cells: str) -> list[Finding]:
+    return lint(notebook(*cells), {"train_data"}, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("backend", "group", "to"), [("torchtpu", "tpu_dist", ".to('tpu')"), ("torch", "gloo", "")]
+)
+def test_ranks_that_train_apart(backend: BackendName, group: str, to: str) -> None:
+    findings = found(backend, IMPORTS, PLAIN.format(group=group, to=to))
+    assert [finding.rule for finding in findings] == [
+        "no-sampler",
+        "no-gradient-reduction",
+        "file-of-all-ranks",
+    ]
+    assert not any("xla" in finding.fix or "xm." in finding.fix for finding in findings)
+    together = PLAIN.replace("model = nn", "model = DDP(nn").replace("{to}\nopt", "{to})\nopt")
+    together = together.replace("shuffle=True", "sampler=DistributedSampler(train_data)")
+    findings = found(backend, IMPORTS, together.format(group=group, to=to))
+    assert [finding.rule for finding in findings] == ["set-epoch", "file-of-all-ranks"]
+
+
+def test_a_barrier_of_some_ranks_is_certain_without_torch_xla() -> None:
+    cell = "%%tpu_train\nif dist.get_rank() == 0:\n    dist.barrier()"
+    assert [f.certain for f in found("torchtpu", IMPORTS, cell)] == [True]
+    assert [f.certain for f in found("xla", IMPORTS, cell)] == [False]
+
+
+def test_rules_for_all_keep_firing() -> None:
+    cell = "%%tpu_train --returns no\nbreakpoint()\nprint(undefined)"
+    rules = {"debugger", "undefined-name"}
+    for backend in ("xla", "torchtpu", "torch"):
+        assert rules <= {finding.rule for finding in found(backend, IMPORTS, cell)}
+
+
+CERTAIN = [
+    "import torch_xla",
+    "from torch_tpu import api",
+    "torch.tpu.is_available()",
+    "torch.tpu.set_device(local)",
+    "torch.zeros(2, device=f'tpu:{dist.get_rank()}')",
+    "DDP(nn.Linear(2, 2), device_ids=[dist.get_rank()])",
+    "dist.init_process_group('xla')",
+    "dist.init_process_group('nccl')",
+    "torch.compile(nn.Linear(2, 2), mode='max-autotune')",
+    "dist.reduce(torch.ones(2), 0)",
+    "nn.Linear(2, 2).cuda()",
+]
+
+
+@pytest.mark.parametrize("line", CERTAIN)
+def test_what_certainly_fails_with_torchtpu_stops_a_run(line: str) -> None:
+    cell = f"%%tpu_train\nlocal = 0\n{line}"
+    assert [(f.line, f.severity) for f in found("torchtpu", IMPORTS, cell) if f.certain] == [
+        (3, "error")
+    ]
+    in_a_function = f"def f():\n    {line}"
+    assert not [f for f in found("torchtpu", IMPORTS, in_a_function, "%%tpu_train\n") if f.certain]
+
+
+def test_fixes_are_those_of_the_backend() -> None:
+    cell = "%%tpu_train\nnn.Linear(2, 2).cuda()\ndist.init_process_group('nccl')"
+    fixes = [finding.fix for finding in found("torchtpu", IMPORTS, cell)]
+    assert fixes == [
+        "write `.to('tpu')`; check `torch.cuda.is_available()` before code that needs a GPU",
+        "write `init_process_group('tpu_dist')`",
+    ]
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_migrated_notebooks_have_no_errors(name: str) -> None:
+    made = sources(migrate(ipynb(*COMPLETE[name]), to="torchtpu"))
+    findings = lint(notebook(*made), backend="torchtpu")
+    assert not [finding for finding in findings if finding.severity == "error"]

@@ -1,0 +1,1 @@
+"""Rewrite notebooks of torch_xla for TorchTPU: `tpunb migrate --to torchtpu`."""
