@@ -12,6 +12,7 @@ XLA = Installed((2, 9), torch_xla=True, torch_tpu=False)
 NEW = Installed((2, 13), torch_xla=False, torch_tpu=False)
 TPU = Installed((2, 13), torch_xla=False, torch_tpu=True)
 OLD = Installed((2, 9), torch_xla=False, torch_tpu=False)
+BOTH = Installed((2, 13), torch_xla=True, torch_tpu=False)
 NOTHING = Installed((), torch_xla=False, torch_tpu=False)
 
 SURE, MAYBE = NamedBackend("cell [2] has `it`", True), NamedBackend("cell [3] has `it`", False)
@@ -23,6 +24,8 @@ SURE, MAYBE = NamedBackend("cell [2] has `it`", True), NamedBackend("cell [3] ha
         ({}, XLA, "xla", "torch_xla is installed"),
         ({}, NEW, "torch", "torch_xla is not installed"),
         ({}, TPU, "torchtpu", "torch_tpu is installed"),
+        ({}, BOTH, "torch", "torch_xla does not fit this torch"),
+        ({"xla": MAYBE, "torchtpu": MAYBE}, BOTH, "torchtpu", "cell [3]"),
         ({"xla": SURE}, NEW, "xla", "cell [2]"),
         ({"torchtpu": SURE}, XLA, "torchtpu", "cell [2]"),
         ({"torchtpu": SURE, "torch": SURE}, NEW, "torchtpu", "cell [2]"),
@@ -52,6 +55,7 @@ def test_the_code_decides_then_what_is_installed(
     [
         ("xla", XLA, False, ""),
         ("xla", NEW, False, "torch_xla is needed .*tpunb migrate --to torchtpu"),
+        ("xla", BOTH, False, "it ends with torch 2.9, but torch 2.13 is installed: "),
         ("xla", OLD, False, r"torch_xla is needed .*'tpunb\[xla\]'` installs a matching pair$"),
         ("xla", NOTHING, False, "torch is needed"),
         ("torchtpu", NEW, False, ""),

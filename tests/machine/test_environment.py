@@ -198,6 +198,12 @@ def test_a_topology_from_outside_is_that_of_the_whole_slice() -> None:
     assert not LAUNCHED.keys() & alone.keys()
 
 
+def test_the_process_of_each_device_has_a_port_for_its_load() -> None:
+    v7x = spmd_machine(device="TPU", chips=4, generation="v7x", backend="torchtpu")
+    made = environment.run_environment({}, "TPU", machine=v7x, backend="torchtpu")
+    assert made["TPU_RUNTIME_METRICS_PORTS"].split(",")[-1] == "8438"  # two on each chip
+
+
 @pytest.mark.parametrize("backend", ["torchtpu", "torch"])
 def test_torch_tpu_is_not_loaded_without_its_tpu(
     backend: BackendName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -338,6 +338,8 @@ def test_chip_hours_of_a_trial(sweep: SweepDir, order: SweepOrder) -> None:
         (spec, 4),
         (replace(spec, spmd=None), 1),
         (replace(spec, spmd=None, world_size=8, devices_per_chip=1), 8),
+        (replace(spec, spmd=None, world_size=8), 4),  # TorchTPU on TPU7x
+        (replace(spec, spmd=None), 1),
         (replace(spec, device="CPU"), 0),
     ):
         run.write_spec(made)

@@ -35,6 +35,11 @@ class Installed:
     torch_tpu: bool
 
     @property
+    def has_xla(self) -> bool:
+        """True if torch_xla can be used: it ends with torch 2.9."""
+        return self.torch_xla and self.torch < TORCHTPU_SINCE
+
+    @property
     def has_torchtpu(self) -> bool:
         """True if `torch.device("tpu")` can be used, or rehearsed."""
         return self.torch >= TORCHTPU_SINCE
@@ -74,15 +79,20 @@ class BackendChoice:
     def problem(self, purpose: str = "training", *, on_tpu: bool) -> SetupError | None:
         """What `require` raises, or None."""
         installed, why = self.installed, f"{purpose} ({self.why})"
-        if self.backend == "xla" and not (installed.torch and installed.torch_xla):
+        version = ".".join(map(str, installed.torch))
+        if self.backend == "xla" and not (installed.torch and installed.has_xla):
             fix = f"`{INSTALL_XLA}` installs a matching pair"
             if installed.has_torchtpu:
                 fix += "; `tpunb migrate --to torchtpu` rewrites the notebook"
+            if installed.torch_xla and installed.torch:
+                return SetupError(
+                    f"torch_xla is needed for {why}, and it ends with torch 2.9, but torch "
+                    f"{version} is installed: {fix}"
+                )
             return MissingPackageError("torch_xla" if installed.torch else "torch", why, fix)
         if not installed.torch:
             return MissingPackageError("torch", why, f"`{INSTALL_TORCHTPU}` installs it")
         if self.backend == "torchtpu" and not installed.has_torchtpu:
-            version = ".".join(map(str, installed.torch))
             return SetupError(
                 f"TorchTPU is needed for {why}, and it needs torch 2.11 or later, but torch "
                 f"{version} is installed. In an environment without torch_xla: "
@@ -106,32 +116,33 @@ def find_installed() -> Installed:
 
 
 def choose(
-    asked: BackendName | None, named: Mapping[BackendName, NamedBackend], installed: Installed
+    asked: BackendName | None,
+    named: Mapping[BackendName, NamedBackend] | None,
+    installed: Installed,
 ) -> BackendChoice:
     """Choose a backend: the one that was asked for, that the code names, or that is installed.
 
     If the code names both torch_xla and TorchTPU, or may run with either, what is installed
-    decides. `%tpu_setup --backend` is `asked`.
+    decides. `%tpu_setup --backend` is `asked`. `named`: None if there is no code to look at.
     """
     if asked is not None:
         return BackendChoice(asked, f"%tpu_setup --backend {asked}", installed)
-    backend = _named(named, installed)
-    if backend is not None:
+    backend = _named(named or {}, installed)
+    if named and backend is not None:
         return BackendChoice(backend, named[backend].place, installed)
-    if installed.torch_xla:
-        return BackendChoice("xla", f"torch_xla is installed, and {_NONE}", installed)
+    none = "" if named is None else ", and no cell names another backend"
     if installed.torch_tpu and installed.has_torchtpu:
-        return BackendChoice("torchtpu", f"torch_tpu is installed, and {_NONE}", installed)
-    return BackendChoice("torch", f"torch_xla is not installed, and {_NONE}", installed)
-
-
-_NONE = "no cell names another backend"
+        return BackendChoice("torchtpu", f"torch_tpu is installed{none}", installed)
+    if installed.has_xla:
+        return BackendChoice("xla", f"torch_xla is installed{none}", installed)
+    missing = "does not fit this torch" if installed.torch_xla else "is not installed"
+    return BackendChoice("torch", f"torch_xla {missing}{none}", installed)
 
 
 def _named(named: Mapping[BackendName, NamedBackend], installed: Installed) -> BackendName | None:
     fits: dict[BackendName, bool] = {
-        "xla": installed.torch_xla,
-        "torchtpu": installed.has_torchtpu and not installed.torch_xla,
+        "xla": installed.has_xla,
+        "torchtpu": installed.has_torchtpu,
     }
     certain = [name for name in fits if name in named and named[name].certain]
     possible = [name for name in fits if name in named and fits[name]]

@@ -154,7 +154,8 @@ def inspect_machine(
     if path is not None:
         here = replace(here, cuda=gpus.has_cuda(path))
     if backend is None:
-        backend, why = packages.installed_backend(have, here)
+        choice = packages.installed_backend(have)
+        backend, why = choice.backend, choice.why
     here = here.with_backend(backend)
     chosen = cores or here.default_cores
     began = resources.session_began(root)

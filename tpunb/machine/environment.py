@@ -134,6 +134,8 @@ def _without_torch_xla(
         (of_launch, "of another launch; every run gets its own"),
     ):
         yield from (EnvChange(name, None, reason) for name in names if name in env)
+    if device == "TPU" and machine is not None:
+        yield from _metrics_ports(env, machine)
     if device != "TPU" and AUTOLOAD not in env and importlib.util.find_spec("torch_tpu"):
         why = "torch_tpu would be loaded, which takes seconds and has no TPU here"
         yield EnvChange(AUTOLOAD, "0", why)
@@ -153,10 +155,7 @@ def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[EnvChange]:
         env = {**env, "TPU_ACCELERATOR_TYPE": named}
     for name, value in tpu_topology(env, machine).items():
         yield EnvChange(name, value, "from the PCI bus; no metadata server gives the topology")
-    if machine.chips > 1 and _METRICS_PORTS not in env:
-        ports = ",".join(str(8431 + chip) for chip in range(machine.chips))
-        why = "each chip's process serves its load and memory on its own port, as on GKE"
-        yield EnvChange(_METRICS_PORTS, ports, why)
+    yield from _metrics_ports(env, machine)
     if env_vars.XLA_CACHE not in env and "XLA_PERSISTENT_CACHE_PATH" not in env:
         folder = cache_folder(env, machine)
         yield EnvChange(
@@ -164,6 +163,14 @@ def _on_a_tpu(env: Mapping[str, str], machine: Machine) -> Iterator[EnvChange]:
             str(folder),
             "cache of compiled programs (to disable it: =off)",
         )
+
+
+def _metrics_ports(env: Mapping[str, str], machine: Machine) -> Iterator[EnvChange]:
+    processes = machine.chips * (machine.devices_per_chip if machine.backend == "torchtpu" else 1)
+    if processes > 1 and _METRICS_PORTS not in env:
+        ports = ",".join(str(8431 + number) for number in range(processes))
+        why = "each chip's process serves its load and memory on its own port, as on GKE"
+        yield EnvChange(_METRICS_PORTS, ports, why)
 
 
 def _of_libraries(env: Mapping[str, str]) -> Iterator[EnvChange]:

@@ -29,6 +29,13 @@ def hardware_problems(
             "use the backend torchtpu or xla to train on the TPU",
             must=False,
         )
+    if machine.device == "CPU" and not machine.chips and (how := _get_a_tpu(machine)):
+        yield SetupProblem(
+            "no-tpu-runtime",
+            f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU.",
+            how,
+            must=False,
+        )
     if machine.device == "TPU" and machine.chips:
         yield from _files(machine, root)
         yield from _held(holding)
@@ -59,8 +66,6 @@ def _device_of_torchtpu(
         )
     elif machine.chips and not machine.vfio_chips:
         yield from _files(machine, root)
-    if machine.device != "TPU" and not machine.chips and (how := _get_a_tpu(machine)):
-        yield SetupProblem("no-tpu-runtime", _no_tpu(machine), how, must=False)
     if machine.device == "TPU":
         yield from _loading(env)
 
@@ -80,7 +85,7 @@ def _loading(env: Mapping[str, str]) -> Iterator[SetupProblem]:
             "tcmalloc",
             "tcmalloc is not loaded. torch_tpu warns that the host's part of a step is slower "
             "without it.",
-            "`apt-get install -y google-perftools`, and start Jupyter with "
+            "`sudo apt-get install -y google-perftools`, and start Jupyter with "
             "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
             must=False,
         )
@@ -108,17 +113,6 @@ def _device_of_xla(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupPr
             "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU",
             must=False,
         )
-    elif not machine.chips and (how := _get_a_tpu(machine)):
-        yield SetupProblem(
-            "no-tpu-runtime",
-            _no_tpu(machine),
-            how,
-            must=False,
-        )
-
-
-def _no_tpu(machine: Machine) -> str:
-    return f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU."
 
 
 def _get_a_tpu(machine: Machine) -> str:

@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tpunb.backends.choice import TORCHTPU_SINCE, BackendChoice, Installed, choose
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
-from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import UV_INSTALL
 
 
@@ -46,7 +46,7 @@ PAIRS = (
 OF_KAGGLE = PAIRS[1]
 TORCH_TPU = "0.2.0"
 """The release of torch_tpu that the next four lines are for: its metadata and its files."""
-TORCH_OF_TORCHTPU = ((2, 11), (2, 15))
+TORCH_OF_TORCHTPU = (TORCHTPU_SINCE, (2, 15))
 """First and last release of torch; without a TPU, TorchTPU is rehearsed with torch alone."""
 LIBTPU_OF_TORCH_TPU = "0.0.50"
 """The oldest libtpu."""
@@ -122,26 +122,14 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
     return None
 
 
-def installed_backend(have: InstalledPackages, machine: Machine) -> tuple[BackendName, str]:
-    """The backend that the installed packages are for, and why: 'torch_xla 2.9.0 is installed'."""
-    torch = have.release("torch") or ()
-    named = {name: f"{name} {have.versions[name]}" for name in have.versions}
-    of_torchtpu = torch >= TORCH_OF_TORCHTPU[0]
-    both = "torch_xla" in named and "torch_tpu" in named
-    if both:
-        return (
-            "torchtpu" if of_torchtpu else "xla",
-            f"{named['torch']} is installed" if torch else "",
-        )
-    if "torch_xla" in named:
-        return "xla", f"{named['torch_xla']} is installed"
-    if "torch_tpu" in named:
-        return "torchtpu", f"{named['torch_tpu']} is installed"
-    if of_torchtpu and (machine.chips or not machine.gpus):
-        return "torchtpu", f"{named['torch']} is installed, without torch_xla"
-    if of_torchtpu or torch > release_numbers(PAIRS[0].torch):
-        return "torch", f"{named['torch']} is installed, without torch_xla and torch_tpu"
-    return "xla", "neither torch_xla nor torch_tpu is installed"
+def installed_backend(have: InstalledPackages) -> BackendChoice:
+    """The backend that the installed packages are for; without torch, xla."""
+    names = have.versions
+    torch = (have.release("torch") or ())[:2]
+    installed = Installed(torch, "torch_xla" in names, "torch_tpu" in names)
+    if not torch:
+        return BackendChoice("xla", "torch is not installed", installed)
+    return choose(None, None, installed)
 
 
 def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPackages) -> str:
@@ -172,7 +160,8 @@ def install_torch_command(have: InstalledPackages, machine: Machine) -> str:
     if machine.backend == "torchtpu" and machine.chips:
         wanted.append(f"'torch_tpu>={TORCH_TPU}'")
     elif machine.gpus:
-        install = install.replace("--torch-backend=cpu", "--torch-backend=auto")
+        again = "" if machine.cuda else " --reinstall-package torch"
+        install = install.replace("--torch-backend=cpu", f"--torch-backend=auto{again}")
     return " ".join([install, *wanted])
 
 
@@ -308,8 +297,8 @@ def _torch(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     elif machine.chips and torch_tpu is None:
         yield SetupProblem(
             "torch-tpu-missing",
-            "torch_tpu is not installed: without it, torch has no device 'tpu', and runs would be "
-            "rehearsals on the CPU.",
+            "torch_tpu is not installed, and TorchTPU needs it on a TPU: without it, torch has no "
+            "device 'tpu'.",
             fix,
         )
     elif torch_tpu is not None and torch_tpu < release_numbers(TORCH_TPU)[:2]:
@@ -395,26 +384,28 @@ def _libtpu(
             f"libtpu, the library that drives the TPU, is not installed: {owner} {without}.",
             fix,
         )
-    elif machine.chips and (why := _other_libtpu(have, pair if owner == "torch_xla" else None)):
-        alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
-        yield SetupProblem("libtpu-release", f"{why}{alone}", fix)
+    elif machine.chips and (why := _other_libtpu(have, machine, pair)):
+        yield SetupProblem("libtpu-release", why, fix)
 
 
-def _other_libtpu(have: InstalledPackages, pair: Pair | None) -> str | None:
-    """Explain why the installed libtpu does not fit. `pair`: torch_xla's; None for torch_tpu."""
+def _other_libtpu(have: InstalledPackages, machine: Machine, pair: Pair | None) -> str | None:
+    """Explain why the installed libtpu does not fit torch_xla, or torch_tpu; None if it does."""
     installed = have.release("libtpu") or ()
-    if pair is not None and installed[:3] != release_numbers(pair.libtpu):
-        return (
-            f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
-            f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
-            "jax[tpu] installs its own libtpu."
-        )
-    if pair is None and installed < release_numbers(LIBTPU_OF_TORCH_TPU):
+    if machine.backend != "xla":
+        if installed >= release_numbers(LIBTPU_OF_TORCH_TPU):
+            return None
         return (
             f"torch_tpu {have.versions['torch_tpu']} needs libtpu {LIBTPU_OF_TORCH_TPU} or later, "
             f"but libtpu {have.versions['libtpu']} is installed. jax[tpu] installs its own libtpu."
         )
-    return None
+    if pair is None or installed[:3] == release_numbers(pair.libtpu):
+        return None
+    alone = " Never upgrade libtpu or jax alone." if machine.platform == "kaggle" else ""
+    return (
+        f"torch_xla {have.versions['torch_xla']} works with libtpu {pair.libtpu}, but libtpu "
+        f"{have.versions['libtpu']} is installed: the TPU fails to start with a PJRT error. "
+        f"jax[tpu] installs its own libtpu.{alone}"
+    )
 
 
 def _two_backends(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:

@@ -264,7 +264,7 @@ class RunSpec:
     """The number of cores in torch_xla's SPMD mode, which one rank on each host drives; None if
     each core has a rank of its own."""
     devices_per_chip: int = 1
-    """The devices that torch_xla finds in a process with one TPU chip: 2 on some generations."""
+    """The devices of one TPU chip, as the backend counts them: 2 on some generations."""
     profile: Profile | None = None
     price: Price | None = None
     """The price of this machine; None if it is not known."""
@@ -294,9 +294,7 @@ class RunSpec:
         """The number of TPU chips that the run uses, on all hosts; 0 in a rehearsal."""
         if self.device != "TPU":
             return 0
-        if self.spmd is None:  # each process holds one chip
-            return self.world_size
-        return -(-self.spmd // self.devices_per_chip)
+        return -(-(self.spmd or self.world_size) // self.devices_per_chip)
 
     def ranks_on(self, node_rank: int) -> range:
         """Return the (global) ranks on one host, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,16 @@ pytestmark = pytest.mark.usefixtures("starts_processes")
 ADDRESSES, TOPOLOGY, SESSION = environment.LAUNCH_VARIABLES
 
 
+@pytest.fixture(autouse=True)
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the fake torch_tpu is."""
+    monkeypatch.syspath_prepend(torch_tpu.install(tmp_path / "packages"))
+    return tmp_path / "packages"
+
+
 def made(root: Path, chips: int = 8, **env: str) -> dict[str, str]:
-    """The environment of a run on a TPU v5e with these chips, with the fake torch_tpu."""
-    packages = torch_tpu.install(root / "packages")
-    fake = FakeMachine(root / "machine", {"PYTHONPATH": packages, **env}).chips("v5e", chips)
-    return fake.env
+    """The environment of a run on a TPU v5e with these chips."""
+    return FakeMachine(root / "machine", env).chips("v5e", chips).env
 
 
 def test_the_ranks_of_one_host(tmp_path: Path) -> None:
@@ -31,6 +37,7 @@ def test_the_ranks_of_one_host(tmp_path: Path) -> None:
     assert len(set(found[ADDRESSES].split(","))) == 4
     again = launch.launch_environment(made(tmp_path / "again"), 4)
     assert again[SESSION] != found[SESSION]  # a process of its own for every run
+    assert SESSION not in os.environ
 
 
 def test_variables_that_are_set_stay(tmp_path: Path) -> None:
@@ -81,16 +88,20 @@ ABORT = f"import os, sys; print({FATAL!r}, '=== Trace ===', sep='\\n', file=sys.
         ("raise ImportError('libtpu')", r"ended with 1: ImportError: libtpu"),
     ],
 )
-def test_a_torch_tpu_that_cannot_be_loaded(code: str, words: str, tmp_path: Path) -> None:
+def test_a_torch_tpu_that_cannot_be_loaded(
+    code: str, words: str, tmp_path: Path, packages: Path
+) -> None:
     env = made(tmp_path)
-    torch_tpu.install(tmp_path / "packages", code)
+    torch_tpu.install(packages, code)
     with pytest.raises(SetupError, match=words.replace("]", r"\]")):
         launch.launch_environment(env, 4)
 
 
-def test_a_torch_tpu_that_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_tpu_that_does_not_return(
+    tmp_path: Path, packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = made(tmp_path)
-    torch_tpu.install(tmp_path / "packages", "import threading; threading.Event().wait()")
+    torch_tpu.install(packages, "import threading; threading.Event().wait()")
     monkeypatch.setattr(launch, "PATIENCE", 1.0)
-    with pytest.raises(SetupError, match="has not returned after 1 s"):
+    with pytest.raises(SetupError, match="did not return within 1 s"):
         launch.launch_environment(env, 4)

@@ -22,7 +22,7 @@ class Facts:
     stage: str | None = None
     """'step' if the run got as far as its training loop."""
     device: str | None = None
-    """'TPU' or 'CPU'."""
+    """'TPU', 'GPU' or 'CPU'."""
     oom_killed: bool | None = None
     """True if the cgroup or the kernel's log counts an out-of-memory kill during the run."""
     memory_peak: int | None = None
