@@ -6,9 +6,10 @@ import ast
 
 import pytest
 
-from tests.notebook.lint.notebooks import found
+from tests.notebook.lint.notebooks import notebook as lint_notebook
 from tests.notebook.migrate.notebooks import notebook, sources
 from tests.notebook.migrate.torchtpu.examples import COMPLETE, INCOMPLETE
+from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.migrate import Migration, migrate
 from tpunb.notebook.migrate.report import MARK
 from tpunb.notebook.models import Cell, Snapshot
@@ -49,7 +50,14 @@ def test_a_notebook_is_rewritten_completely(name: str) -> None:
         assert not any(
             "xla" in line for line in text.split("\n") if not line.lstrip().startswith("#")
         )
-    assert not [one for one in found(*sources(made)) if one[0] == "undefined-name"]
+    assert not lint(lint_notebook(*sources(made)), rules=["undefined-name"])
+
+
+def test_a_block_of_which_nothing_is_left_gets_a_pass() -> None:
+    block = "if x:\n    del os.environ['XLA_FLAGS']\n    xm.mark_step()\n    xm.mark_step()"
+    made = to_torchtpu(HEAD + "import os\nx = 0", block)
+    assert not problems(made)
+    assert code(sources(made)[1]).split("\n")[-1] == "    pass"
 
 
 def test_a_cell_of_which_nothing_is_left_has_no_further_changes() -> None:
@@ -99,6 +107,13 @@ EXPRESSIONS = {
         'torch.set_float32_matmul_precision("medium")'
     ),
     "xr.initialize_cache('/tmp/x')": "",
+    "xm.master_print(met.metrics_report(), flush=True)": "",
+    "met.clear_all()": "",
+    "x = met.metric_names": None,
+    "torch_xla.experimental.eager_mode(True)": "",
+    "xu.SampleGenerator(data=(x, 1), sample_count=a // 2)": "[(x, 1)] * (a // 2)",
+    "t = xm.RateTracker()": "t = RateTracker()",
+    "x = os.environ.get('XLA_FLAGS')": "x = os.environ.get('XLA_FLAGS')",
     "with torch_xla.step():\n    # a\n    f()\n    g()": "# a\nf()\ng()",
     "for x in pl.MpDeviceLoader(loader, d):\n    f(x['a'])": (
         "for x in loader:\n    x = {key: value.to(d) for key, value in x.items()}\n    f(x['a'])"
@@ -111,9 +126,11 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("before", EXPRESSIONS)
 def test_code_of_a_notebook_without_ranks(before: str) -> None:
-    made = to_torchtpu(HEAD + "d = o = a = b = x = xla = loader = f = g = t = 0", before)
-    assert made.left == ()
-    assert code(sources(made)[1]) == EXPRESSIONS[before]
+    more = "import os\nimport torch_xla.debug.metrics as met\nimport torch_xla.utils.utils as xu\n"
+    made = to_torchtpu(f"{HEAD}{more}d = o = a = b = x = xla = loader = f = g = t = 0", before)
+    after = EXPRESSIONS[before]
+    assert (made.left == ()) == (after is not None)
+    assert after is None or code(sources(made)[1]) == after
 
 
 ON_RANKS = {

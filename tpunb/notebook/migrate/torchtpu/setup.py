@@ -47,6 +47,8 @@ def rewrite_strings(edits: Edits, group: str) -> None:
 def _variable(edits: Edits, removals: Removals, node: ast.stmt) -> None:
     scopes = edits.names.scopes
     names = []
+    if isinstance(node, ast.Assign) and not all(isinstance(t, ast.Subscript) for t in node.targets):
+        return  # the name may be used
     for part in ast.walk(node):
         scope = edits.names.scope(part)
         if (
