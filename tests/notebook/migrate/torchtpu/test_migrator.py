@@ -164,8 +164,10 @@ def test_code_of_a_train_cell(before: str) -> None:
     after = ON_RANKS[before]
     assert (made.left == ()) == (after is not None)
     if after is not None:
-        assert sources(made)[1].startswith("%%tpu_train\ndist.init_process_group(")
-        assert code(sources(made)[1].partition(")\n")[2]) == after
+        magic, group, rest = sources(made)[1].partition("\ndist.init_process_group(")
+        written = rest.partition(")\n")[2] if group else magic.partition("\n")[2]
+        assert code(written) == after
+        assert bool(group) == ("dist" in after or "average" in after or "reduced" in after)
 
 
 def test_the_kernels_own_cells_need_no_process_group() -> None:
@@ -295,3 +297,28 @@ def test_a_notebook_without_torch_xla_does_not_change() -> None:
     made = to_torchtpu("import torch", "print(torch.ones(2))")
     assert not made.changed
     assert made.report() == "nothing to migrate\n"
+
+
+def test_a_notebook_of_one_cell_stays_one_below_the_magic() -> None:
+    step = "def f(i):\n    xm.optimizer_step(i)\ntorch_xla.launch(f)"
+    load, train = sources(to_torchtpu(HEAD + step))
+    assert load == "%load_ext tpunb"
+    assert train.startswith("%%tpu_train\nimport torch\nimport torch.distributed as dist\n")
+
+
+def test_train_cells_without_a_cell_above_share_what_they_need() -> None:
+    train = "%%tpu_train\nimport torch_xla.core.xla_model as xm\nxm.optimizer_step(o)"
+    load, *trains = sources(to_torchtpu("%load_ext tpunb", train, train))
+    assert load.startswith("%load_ext tpunb\nimport torch.distributed as dist\n\n\ndef average_")
+    assert {text.count("average_gradients(o)") for text in trains} == {1}
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_process_group_of_the_notebook(sure: bool) -> None:
+    group = "dist.init_process_group('xla', init_method='xla://')"
+    body = group if sure else f"if flags:\n        {group}"
+    function = f"def f(i):\n    {body}\n    print(xr.world_size())"
+    head = HEAD + "import torch.distributed as dist\nflags = 0"
+    _, _, made, train = sources(to_torchtpu(head, function, "torch_xla.launch(f)"))
+    assert made.count("init_process_group") == sure
+    assert train.count("init_process_group") == (not sure)

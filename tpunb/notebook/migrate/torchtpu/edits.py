@@ -61,7 +61,7 @@ class Edits:
     def helper(self, name: str) -> str:
         """Return the name of a helper, which the notebook then gets."""
         self.helpers |= {name, NEEDS.get(name, name)}
-        for module in MODULES_OF.get(name, ("dist", "torch")):
+        for module in MODULES_OF.get(name, ("dist",)):
             self.module(module)
         return name
 

@@ -109,7 +109,12 @@ def to_device(value, device):
 
 NEEDS = {"mesh_reduced": "to_device", "OnDevice": "to_device"}
 """Helpers that call another one."""
-MODULES_OF = {"RateTracker": ("time",)}
-"""Modules that a helper needs; `dist` and `torch` for the others."""
+MODULES_OF = {
+    "all_gathered": ("dist", "torch"),
+    "OnDevice": (),
+    "to_device": (),
+    "RateTracker": ("time",),
+}
+"""Modules that a helper needs; `dist` for the others."""
 ON_CPU = frozenset({"mesh_reduced"})
 """Helpers that need a process group for tensors on the CPU as well."""

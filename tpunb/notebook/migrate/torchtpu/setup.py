@@ -72,6 +72,9 @@ def _group(edits: Edits, call: ast.Call, group: str) -> None:
     method = literal(argument(call, "init_method", 1))
     if literal(backend) != "xla" and method not in ("xla://", "pjrt://"):
         return
+    if edits.code.starts and not edits.code.has_group and "dist" in edits.modules:
+        edits.drop(call, "removed: the group is there already")
+        return
     written = edits.names.cell_of(call).code(call.func)
     edits.fill(call, f'{written}("{group}")')
 
