@@ -102,6 +102,11 @@ EXPRESSIONS = {
     "torch_xla.amp.autocast(d)": 'torch.autocast("tpu", dtype=torch.bfloat16)',
     "torch.autocast('xla', dtype=t)": 'torch.autocast("tpu", dtype=t)',
     "torch_xla.compile(f, full_graph=True)": "torch.compile(f)",
+    "torch.compile(f, backend='openxla', fullgraph=True)": "torch.compile(f, fullgraph=True)",
+    "@torch.compile(backend='openxla')\ndef f(x): return x": (
+        "@torch.compile()\ndef f(x): return x"
+    ),
+    "torch.compile(f, backend='aot_eager')": "torch.compile(f, backend='aot_eager')",
     "@torch_xla.compile\ndef f(x): return x": "@torch.compile\ndef f(x): return x",
     "torch_xla.backends.set_mat_mul_precision('default')": (
         'torch.set_float32_matmul_precision("medium")'
