@@ -6,9 +6,10 @@ import ast
 
 import pytest
 
-from tests.notebook.lint.notebooks import found
+from tests.notebook.lint.notebooks import notebook as lint_notebook
 from tests.notebook.migrate.notebooks import notebook, sources
 from tests.notebook.migrate.torchtpu.examples import COMPLETE, INCOMPLETE
+from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.migrate import Migration, migrate
 from tpunb.notebook.migrate.report import MARK
 from tpunb.notebook.models import Cell, Snapshot
@@ -49,7 +50,14 @@ def test_a_notebook_is_rewritten_completely(name: str) -> None:
         assert not any(
             "xla" in line for line in text.split("\n") if not line.lstrip().startswith("#")
         )
-    assert not [one for one in found(*sources(made)) if one.rule == "undefined-name"]
+    assert not lint(lint_notebook(*sources(made)), rules=["undefined-name"])
+
+
+def test_a_block_of_which_nothing_is_left_gets_a_pass() -> None:
+    block = "if x:\n    del os.environ['XLA_FLAGS']\n    xm.mark_step()\n    xm.mark_step()"
+    made = to_torchtpu(HEAD + "import os\nx = 0", block)
+    assert not problems(made)
+    assert code(sources(made)[1]).split("\n")[-1] == "    pass"
 
 
 def test_a_cell_of_which_nothing_is_left_has_no_further_changes() -> None:
@@ -94,11 +102,23 @@ EXPRESSIONS = {
     "torch_xla.amp.autocast(d)": 'torch.autocast("tpu", dtype=torch.bfloat16)',
     "torch.autocast('xla', dtype=t)": 'torch.autocast("tpu", dtype=t)',
     "torch_xla.compile(f, full_graph=True)": "torch.compile(f)",
+    "torch.compile(f, backend='openxla', fullgraph=True)": "torch.compile(f, fullgraph=True)",
+    "@torch.compile(backend='openxla')\ndef f(x): return x": (
+        "@torch.compile()\ndef f(x): return x"
+    ),
+    "torch.compile(f, backend='aot_eager')": "torch.compile(f, backend='aot_eager')",
     "@torch_xla.compile\ndef f(x): return x": "@torch.compile\ndef f(x): return x",
     "torch_xla.backends.set_mat_mul_precision('default')": (
         'torch.set_float32_matmul_precision("medium")'
     ),
     "xr.initialize_cache('/tmp/x')": "",
+    "xm.master_print(met.metrics_report(), flush=True)": "",
+    "met.clear_all()": "",
+    "x = met.metric_names": None,
+    "torch_xla.experimental.eager_mode(True)": "",
+    "xu.SampleGenerator(data=(x, 1), sample_count=a // 2)": "[(x, 1)] * (a // 2)",
+    "t = xm.RateTracker()": "t = RateTracker()",
+    "x = os.environ.get('XLA_FLAGS')": "x = os.environ.get('XLA_FLAGS')",
     "with torch_xla.step():\n    # a\n    f()\n    g()": "# a\nf()\ng()",
     "for x in pl.MpDeviceLoader(loader, d):\n    f(x['a'])": (
         "for x in loader:\n    x = {key: value.to(d) for key, value in x.items()}\n    f(x['a'])"
@@ -111,9 +131,11 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("before", EXPRESSIONS)
 def test_code_of_a_notebook_without_ranks(before: str) -> None:
-    made = to_torchtpu(HEAD + "d = o = a = b = x = xla = loader = f = g = t = 0", before)
-    assert made.left == ()
-    assert code(sources(made)[1]) == EXPRESSIONS[before]
+    more = "import os\nimport torch_xla.debug.metrics as met\nimport torch_xla.utils.utils as xu\n"
+    made = to_torchtpu(f"{HEAD}{more}d = o = a = b = x = xla = loader = f = g = t = 0", before)
+    after = EXPRESSIONS[before]
+    assert (made.left == ()) == (after is not None)
+    assert after is None or code(sources(made)[1]) == after
 
 
 ON_RANKS = {
@@ -147,8 +169,10 @@ def test_code_of_a_train_cell(before: str) -> None:
     after = ON_RANKS[before]
     assert (made.left == ()) == (after is not None)
     if after is not None:
-        assert sources(made)[1].startswith("%%tpu_train\ndist.init_process_group(")
-        assert code(sources(made)[1].partition(")\n")[2]) == after
+        magic, group, rest = sources(made)[1].partition("\ndist.init_process_group(")
+        written = rest.partition(")\n")[2] if group else magic.partition("\n")[2]
+        assert code(written) == after
+        assert bool(group) == ("dist" in after or "average" in after or "reduced" in after)
 
 
 def test_the_kernels_own_cells_need_no_process_group() -> None:
@@ -278,3 +302,28 @@ def test_a_notebook_without_torch_xla_does_not_change() -> None:
     made = to_torchtpu("import torch", "print(torch.ones(2))")
     assert not made.changed
     assert made.report() == "nothing to migrate\n"
+
+
+def test_a_notebook_of_one_cell_stays_one_below_the_magic() -> None:
+    step = "def f(i):\n    xm.optimizer_step(i)\ntorch_xla.launch(f)"
+    load, train = sources(to_torchtpu(HEAD + step))
+    assert load == "%load_ext tpunb"
+    assert train.startswith("%%tpu_train\nimport torch\nimport torch.distributed as dist\n")
+
+
+def test_train_cells_without_a_cell_above_share_what_they_need() -> None:
+    train = "%%tpu_train\nimport torch_xla.core.xla_model as xm\nxm.optimizer_step(o)"
+    load, *trains = sources(to_torchtpu("%load_ext tpunb", train, train))
+    assert load.startswith("%load_ext tpunb\nimport torch.distributed as dist\n\n\ndef average_")
+    assert {text.count("average_gradients(o)") for text in trains} == {1}
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_process_group_of_the_notebook(sure: bool) -> None:
+    group = "dist.init_process_group('xla', init_method='xla://')"
+    body = group if sure else f"if flags:\n        {group}"
+    function = f"def f(i):\n    {body}\n    print(xr.world_size())"
+    head = HEAD + "import torch.distributed as dist\nflags = 0"
+    _, _, made, train = sources(to_torchtpu(head, function, "torch_xla.launch(f)"))
+    assert made.count("init_process_group") == sure
+    assert train.count("init_process_group") == (not sure)

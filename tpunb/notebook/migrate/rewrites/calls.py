@@ -108,7 +108,7 @@ class CallRewriter:
         for index, argument in enumerate(given):
             text = isinstance(getattr(argument.value, "value", None), str)
             if argument.name == "devkind" or (index == 0 and not argument.name and text):
-                _remove(cell, given, index)
+                remove_argument(cell, given, index)
                 cell.note(self.names.line(call), "kind of device removed: PJRT_DEVICE sets it")
 
     def _replicas_of(self, cell: CodeCell, call: ast.Call) -> None:
@@ -128,7 +128,7 @@ class CallRewriter:
         for index, argument in enumerate(given):
             name = argument.name or ("n", "devkind")[min(index, 1)]
             if name == "devkind":
-                _remove(cell, given, index)
+                remove_argument(cell, given, index)
                 continue
             if argument.name:
                 cell.replace(cell.span(argument.node)[0], cell.span(argument.value)[0], "")
@@ -152,7 +152,7 @@ class CallRewriter:
             cell.insert(cell.span(given[last].node)[1], added)
         for index, (name, argument) in enumerate(zip(names, given, strict=True)):
             if name in gone:
-                _remove(cell, given, index, added if index == last + 1 else "")
+                remove_argument(cell, given, index, added if index == last + 1 else "")
                 if name == "join" and ast.unparse(argument.value) != "True":
                     cell.mark(line, WAITS)
             elif name == "nprocs":
@@ -200,7 +200,7 @@ def _after(cell: CodeCell, argument: Argument) -> int:
     return comma + 1 if cell.text[comma : comma + 1] == "," else end
 
 
-def _remove(cell: CodeCell, given: list[Argument], index: int, instead: str = "") -> None:
+def remove_argument(cell: CodeCell, given: list[Argument], index: int, instead: str = "") -> None:
     """Remove an argument from a call; comments stay. `instead` goes after the previous argument."""
     start, end = cell.span(given[index].node)
     if index:

@@ -29,12 +29,8 @@ Handler = Callable[[Edits, ast.Call], bool]
 def rewrite_uses(edits: Edits) -> None:
     """Rewrite the uses of all names of torch_xla, or mark them."""
     names = edits.names
-    for _, node in names.walk():
-        if (
-            not isinstance(node, ast.Name | ast.Attribute)
-            or not isinstance(node.ctx, ast.Load)
-            or node in edits.done
-        ):
+    for node in _uses(edits):
+        if node in edits.done:
             continue
         found = {_current(name) for name in names.full_names(node)}
         known = sorted(name for name in found if name.startswith("torch_xla") or name == AUTOCAST)
@@ -54,6 +50,16 @@ def _current(name: str) -> str:
     row = removed_apis.lookup_name(name)
     by_hand = row is None or row.new is None or name.endswith((".ParallelLoader", ".DataParallel"))
     return name if by_hand or row is None or row.new is None else row.new
+
+
+def _uses(edits: Edits) -> list[ast.expr]:
+    """All names that are read; first those whose rewrite may remove the statement around them."""
+    nodes = [
+        node
+        for _, node in edits.names.walk()
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+    ]
+    return sorted(nodes, key=lambda node: REPORTS.isdisjoint(edits.names.full_names(node)))
 
 
 def _leads_on(edits: Edits, parent: ast.Attribute) -> bool:
@@ -346,18 +352,35 @@ def _precision(edits: Edits, call: ast.Call) -> bool:
     return edits.fill(call, text)
 
 
-def _serial(edits: Edits, call: ast.Call) -> bool:
-    return edits.fill(call, f"{edits.helper('OneAtATime')}()")
+def _samples(edits: Edits, call: ast.Call) -> bool:
+    """`SampleGenerator(data=…, sample_count=…)`: the same data, many times."""
+    given = edits.given(call, "data", "sample_count")
+    if given is None or len(given) != 2:
+        return False
+    return edits.fill(call, "[{0}] * ({1})", [given["data"], given["sample_count"]])
+
+
+def _helper(name: str) -> Handler:
+    return lambda edits, call: edits.fill(call, f"{edits.helper(name)}()")
+
+
+def _without_effect(why: str) -> Handler:
+    return lambda edits, call: edits.drop(call, f"removed: {why}")
 
 
 def _report(edits: Edits, call: ast.Call) -> bool:
     """`print(met.metrics_report())`: leave the statement out."""
     around = edits.names.parents[call]
-    if not isinstance(around, ast.Call) or around.args != [call] or around.keywords:
+    if not isinstance(around, ast.Call) or around.args != [call]:
         return False
     return edits.drop(around, "removed: torch_xla's metrics; use torch.profiler")
 
 
+_METRICS = "torch_xla.debug.metrics"
+REPORTS = {
+    *(f"{_METRICS}.metrics_report", f"{_METRICS}.short_metrics_report"),
+    "torch_xla._XLAC._xla_metrics_report",
+}
 CALLS: dict[str, Handler] = {
     "torch_xla.device": _device,
     "torch_xla.sync": _sync,
@@ -389,14 +412,23 @@ CALLS: dict[str, Handler] = {
     f"{XR}.local_ordinal": _expression(Edits.local_rank),
     f"{XR}.initialize_cache": _cache,
     "torch_xla.backends.set_mat_mul_precision": _precision,
+    "torch_xla._XLAC._xla_set_mat_mul_precision": _precision,
     f"{PL}.MpDeviceLoader": on_device,
     f"{PL}.ParallelLoader": on_device,
     f"{XMP}.MpModelWrapper": _first,
-    f"{XMP}.MpSerialExecutor": _serial,
+    f"{XMP}.MpSerialExecutor": _helper("OneAtATime"),
+    f"{XM}.RateTracker": _helper("RateTracker"),
+    "torch_xla.utils.utils.SampleGenerator": _samples,
+    "torch_xla.experimental.eager_mode": _without_effect("TorchTPU is eager"),
+    f"{XR}.set_device_type": _without_effect("TorchTPU's device is in its name"),
+    f"{XM}.optimization_barrier_": _without_effect("it only concerns XLA's compiler"),
+    **dict.fromkeys(
+        (f"{_METRICS}.{name}" for name in ("clear_all", "clear_metrics", "clear_counters")),
+        _without_effect("torch_xla's metrics; use torch.profiler"),
+    ),
     f"{AMP}.autocast": _autocast,
     AUTOCAST: _autocast,
-    "torch_xla.debug.metrics.metrics_report": _report,
-    "torch_xla.debug.metrics.short_metrics_report": _report,
+    **dict.fromkeys(REPORTS, _report),
     f"{_PROFILER}.Trace": _record,
     f"{_PROFILER}.StepTrace": _record,
 }

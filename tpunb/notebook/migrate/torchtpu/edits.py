@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 
 from tpunb.notebook.migrate.cell import CodeCell, last_line_of, line_of
 from tpunb.notebook.migrate.names import NotebookNames, arguments
-from tpunb.notebook.migrate.torchtpu.helpers import NEEDS
+from tpunb.notebook.migrate.statements import Removals
+from tpunb.notebook.migrate.torchtpu.helpers import MODULES_OF, NEEDS
 from tpunb.notebook.migrate.torchtpu.where import RankCode, Where
 from tpunb.notebook.scopes import XM
 
 DIST = "torch.distributed"
-MODULES = {"torch": "torch", "dist": DIST, "os": "os", "contextlib": "contextlib"}
+MODULES = {
+    **{"torch": "torch", "dist": DIST},
+    **{name: name for name in ("contextlib", "os", "time")},
+}
 """Modules that the written code uses, by the name that it gives them."""
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP"
 
@@ -57,8 +61,8 @@ class Edits:
     def helper(self, name: str) -> str:
         """Return the name of a helper, which the notebook then gets."""
         self.helpers |= {name, NEEDS.get(name, name)}
-        self.module("dist")
-        self.module("torch")
+        for module in MODULES_OF.get(name, ("dist",)):
+            self.module(module)
         return name
 
     # Changing
@@ -103,16 +107,20 @@ class Edits:
         self.done |= set(ast.walk(statement))
         return True
 
-    def drop_all(self) -> None:
-        """Make the edits of `drop`: whole lines go, an empty block gets `pass`."""
+    def drop_all(self, removals: Removals) -> None:
+        """Make the edits of `drop`: whole lines go, an empty block gets `pass`.
+
+        `removals`: statements that become comments.
+        """
         for statement, why in self._dropped.items():
             cell = self.names.cell_of(statement)
             block = self.names.block(statement)
+            first = next(other for other in block if other in self._dropped)
             empty = not isinstance(self.names.parents[statement], ast.Module) and all(
-                other in self._dropped for other in block
+                other in self._dropped or other in removals for other in block
             )
             cell.note(line_of(statement), why)
-            if not self.names.is_alone(statement) or (empty and statement is block[0]):
+            if not self.names.is_alone(statement) or (empty and statement is first):
                 cell.replace(*cell.bare_span(statement), "pass")
                 continue
             for line in range(self.names.line(statement), last_line_of(statement) + 1):
@@ -129,9 +137,10 @@ class Edits:
             return ""
         if isinstance(statement, ast.Expr) and statement.value is node:
             if self.names.is_alone(statement):
-                indent = cell.indent(line_of(statement))
-                start = cell.bare_span(statement)[0]
-                cell.insert(start, f"if {self.is_rank_0(node)}:\n{indent}    ")
+                line = line_of(statement)
+                # Above marks, which a second migration finds above the statement itself.
+                cell.insert_below(line - 1, f"if {self.is_rank_0(node)}:", cell.indent(line))
+                cell.insert(cell.bare_span(statement)[0], "    ")
                 return ""
             return f" if {self.is_rank_0(node)} else None"
         if isinstance(self.names.parents[node], ast.Lambda):

@@ -60,6 +60,25 @@ class OneAtATime:
                 dist.barrier()
         return result
 ''',
+    "RateTracker": '''\
+class RateTracker:
+    """Counts per second since the last call of `rate`, and since the start."""
+
+    def __init__(self):
+        self.start = self.last = time.monotonic()
+        self.before = self.count = 0
+
+    def add(self, count):
+        self.count += count
+
+    def rate(self):
+        seconds, count = time.monotonic() - self.last, self.count - self.before
+        self.last, self.before = time.monotonic(), self.count
+        return count / max(seconds, 1e-9)
+
+    def global_rate(self):
+        return self.count / max(time.monotonic() - self.start, 1e-9)
+''',
     "OnDevice": '''\
 class OnDevice:
     """The batches of a loader, moved to a device, as pl.MpDeviceLoader gave them."""
@@ -90,5 +109,12 @@ def to_device(value, device):
 
 NEEDS = {"mesh_reduced": "to_device", "OnDevice": "to_device"}
 """Helpers that call another one."""
+MODULES_OF = {
+    "all_gathered": ("dist", "torch"),
+    "OnDevice": (),
+    "to_device": (),
+    "RateTracker": ("time",),
+}
+"""Modules that a helper needs; `dist` for the others."""
 ON_CPU = frozenset({"mesh_reduced"})
 """Helpers that need a process group for tensors on the CPU as well."""

@@ -49,8 +49,11 @@ def _home(names: NotebookNames, edits: Edits) -> CodeCell | None:
         return None
     above = [cell for index, cell in names.cells.items() if index <= edits.first and cell.tree.body]
     every = [cell for cell in above if cell.file or _is_prelude(cell)]
-    with_imports = [cell for cell in every if imports_at_top(cell.tree.body)]
-    return next(reversed(with_imports or every or above), None)
+    code = [cell for cell in every if not all(isinstance(one, ast.Pass) for one in cell.tree.body)]
+    if not code and len(edits.code.trains) == 1:
+        return names.cells.get(edits.first)
+    with_imports = [cell for cell in code if imports_at_top(cell.tree.body)]
+    return next(reversed(with_imports or code or every or above), None)
 
 
 def _is_prelude(cell: CodeCell) -> bool:
@@ -157,7 +160,11 @@ def _add(names: NotebookNames, cell: CodeCell, anchor: Import | None, edits: Edi
     count = max(imports_at_top(body), body.index(anchor) + 1 if anchor in body else 0)
     if anchor is None and needed and count:
         anchor = next(one for one in body if isinstance(one, Import) and not _is_future(one))
-    first = body[0] if anchor is None else anchor
+    later = (one for one in body if not isinstance(one, ast.Pass) and not _is_future(one))
+    first = next(later, None) if anchor is None else anchor
+    if first is None:  # a cell of magics
+        cell.insert_below(last_line_of(body[-1]), f"{needed}\n\n{helpers}".strip("\n"), "")
+        return
     line = min(map(line_of, (first, *getattr(first, "decorator_list", ()))))
     if needed:
         cell.insert_text(line, needed)
@@ -172,5 +179,5 @@ def _add(names: NotebookNames, cell: CodeCell, anchor: Import | None, edits: Edi
         cell.note(line, f"added: {', '.join(sorted(edits.helpers))}")
 
 
-def _is_future(node: Import) -> bool:
+def _is_future(node: ast.stmt) -> bool:
     return isinstance(node, ast.ImportFrom) and node.module == "__future__"

@@ -83,7 +83,7 @@ def _rewrite(program: Sequence[CodeCell], *, script: bool) -> tuple[dict[int, st
     rewrite_strings(edits, group)
     rewrite_commands(edits)
     _start_groups(edits, group)
-    edits.drop_all()
+    edits.drop_all(removals)
     removals.apply()
     for cell in cells:
         for line in empty.get(cell.index, ()):
@@ -118,10 +118,15 @@ def _start_groups(edits: Edits, group: str) -> None:
         if cell.file and launches:
             cell.insert_above(min(launches), text)
         elif count := imports_at_top(cell.tree.body):
-            cell.insert_below(last_line_of(cell.tree.body[count - 1]), f"\n{text}", "")
+            _append(cell, last_line_of(cell.tree.body[count - 1]), f"\n{text}")
         elif cell.tree.body:
-            cell.insert_below(names.line(cell.tree.body[0]) - 1, text, "")
+            _append(cell, names.line(cell.tree.body[0]) - 1, text)
         cell.note(min(launches, default=0), f"added: {text}")
+
+
+def _append(cell: CodeCell, line: int, text: str) -> None:
+    """Insert lines below a line, above everything that other rewrites insert there."""
+    cell.insert(cell.line_span(line)[1], f"\n{text}")
 
 
 def _left(cells: Sequence[CodeCell], labels: Sequence[str]) -> list[str]:

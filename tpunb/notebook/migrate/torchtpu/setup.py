@@ -6,8 +6,10 @@ import ast
 import re
 
 from tpunb.notebook.convert import magics
-from tpunb.notebook.migrate.cell import CodeCell
+from tpunb.notebook.migrate.cell import CodeCell, line_of
+from tpunb.notebook.migrate.names import arguments
 from tpunb.notebook.migrate.report import MARK
+from tpunb.notebook.migrate.rewrites.calls import remove_argument
 from tpunb.notebook.migrate.statements import Removals
 from tpunb.notebook.migrate.torchtpu.edits import Edits
 from tpunb.notebook.scopes import argument, last_part, literal
@@ -35,10 +37,14 @@ def remove_variables(edits: Edits, removals: Removals) -> None:
 
 
 def rewrite_strings(edits: Edits, group: str) -> None:
-    """Rewrite the device "xla", and process groups with that backend to the backend `group`."""
+    """Rewrite the device "xla", process groups with that backend to the backend `group`, and
+    `torch.compile(…, backend="openxla")`.
+    """
     for _, node in edits.names.walk():
         if isinstance(node, ast.Call) and last_part(node.func) == "init_process_group":
             _group(edits, node, group)
+        elif isinstance(node, ast.Call) and last_part(node.func) == "compile":
+            _compiler(edits, node)
     for _, node in edits.names.walk():
         if isinstance(node, ast.Constant) and node not in edits.done:
             _string(edits, node)
@@ -47,6 +53,8 @@ def rewrite_strings(edits: Edits, group: str) -> None:
 def _variable(edits: Edits, removals: Removals, node: ast.stmt) -> None:
     scopes = edits.names.scopes
     names = []
+    if isinstance(node, ast.Assign) and not all(isinstance(t, ast.Subscript) for t in node.targets):
+        return  # the name may be used
     for part in ast.walk(node):
         scope = edits.names.scope(part)
         if (
@@ -70,8 +78,22 @@ def _group(edits: Edits, call: ast.Call, group: str) -> None:
     method = literal(argument(call, "init_method", 1))
     if literal(backend) != "xla" and method not in ("xla://", "pjrt://"):
         return
+    if edits.code.starts and not edits.code.has_group and "dist" in edits.modules:
+        edits.drop(call, "removed: the group is there already")
+        return
     written = edits.names.cell_of(call).code(call.func)
     edits.fill(call, f'{written}("{group}")')
+
+
+def _compiler(edits: Edits, call: ast.Call) -> None:
+    if call in edits.done or edits.names.full_names(call.func) != {"torch.compile"}:
+        return
+    given = arguments(call)
+    for at, one in enumerate(given):
+        if one.name == "backend" and literal(one.value) == "openxla":
+            cell = edits.names.cell_of(call)
+            remove_argument(cell, given, at)
+            cell.note(line_of(call), "backend='openxla' removed: the default is TorchTPU's")
 
 
 def _string(edits: Edits, node: ast.Constant) -> None:

@@ -26,7 +26,7 @@ class RankCode:
         self._script = script
         self.starts = script or bool(self.trains)
         self.has_group = self._makes_group()
-        """Whether the ranks make a process group themselves."""
+        """Whether the ranks certainly make a process group themselves."""
         self._in_ranks = self._reached(ranks=True)
         self._in_kernel = self._reached(ranks=False)
 
@@ -52,7 +52,7 @@ class RankCode:
             isinstance(site.node, ast.Call) and last_part(site.node.func) == "init_process_group"
             for cell in self._scopes.cells
             if self._script or cell.index in self.trains
-            for site in self._scopes.executed(cell, launches=True)
+            for site in self._scopes.executed(cell, certain=True, launches=True)
         )
 
     def _reached(self, *, ranks: bool) -> set[ast.AST]:
