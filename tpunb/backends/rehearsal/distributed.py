@@ -724,6 +724,12 @@ def _refusing(operator: str, kind: TensorKind) -> Callable[..., Any]:
     return kernel
 
 
+def can_compare() -> bool:
+    """Whether kernels in Python can read a ReduceOp: from torch 2.11 on, not in 2.9."""
+    methods = (str(method) for method in torch._C._jit_get_custom_class_schemas())
+    return any(method.startswith("op(") and "c10d.ReduceOp" in method for method in methods)
+
+
 _collectives: dict[str, ComparedCollectives] = {}
 """By dispatch key, which takes one kernel for each operator."""
 
