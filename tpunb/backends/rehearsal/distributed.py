@@ -541,21 +541,32 @@ class ComparedCollectives:
     ) -> tuple[Any, Any]:
         sent, expected = [t.numel() for t in inputs], [t.numel() for t in outputs]
         results, values = self._moved(outputs), self._moved(inputs)
-        flat = torch.cat([value.reshape(-1) for value in values])
-        received = flat.new_empty(sum(result.numel() for result in results))
-        splits = [result.numel() for result in results], [value.numel() for value in values]
         options = _options("AllToAllOptions", timeout)
+        start: _Start
+        if self._kind.is_tpu:  # not every version of gloo has it for lists
+            flat = torch.cat([value.reshape(-1) for value in values])
+            splits = [result.numel() for result in results], [value.numel() for value in values]
+            received = flat.new_empty(sum(splits[0]))
+
+            def start(backend: Any) -> Sequence[Any]:
+                return [backend.alltoall_base(received, flat, *splits, options)]
+        else:
+
+            def start(backend: Any) -> Sequence[Any]:
+                return [backend.alltoall(results, values, options)]
+
         self._collective(
             "all_to_all",
             group,
             inputs,
-            lambda backend: [backend.alltoall_base(received, flat, *splits, options)],
+            start,
             timeout=timeout,
             compared=(str(inputs[0].dtype),),
             check=functools.partial(_check_splits, sent, expected),
         )
-        for result, part in zip(results, received.split(splits[0]), strict=True):
-            result.copy_(part.view(result.shape))
+        if self._kind.is_tpu:
+            for result, part in zip(results, received.split(splits[0]), strict=True):
+                result.copy_(part.view(result.shape))
         return outputs, _done(outputs)
 
     def barrier(
@@ -726,7 +737,8 @@ def _refusing(operator: str, kind: TensorKind) -> Callable[..., Any]:
 
 def can_compare() -> bool:
     """Whether kernels in Python can read a ReduceOp: from torch 2.11 on, not in 2.9."""
-    methods = (str(method) for method in torch._C._jit_get_custom_class_schemas())
+    schemas: Any = torch._C._jit_get_custom_class_schemas  # type: ignore[attr-defined]
+    methods = map(str, schemas())
     return any(method.startswith("op(") and "c10d.ReduceOp" in method for method in methods)
 
 
