@@ -36,8 +36,6 @@ _C10D: Any = torch._C._distributed_c10d
 _set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 Tensors = Sequence[torch.Tensor]
-_Start = Callable[[Any], Sequence[Any]]
-"""Starts an exchange on a torch Backend; its Works."""
 _ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
 """Types that the wire adds as gloo does."""
 _WIDER = {
@@ -74,7 +72,10 @@ class _Group(NamedTuple):
     """A process group whose ranks are ranks of this run."""
 
     wire: Wire
+    members: tuple[int, ...]
+    """Its ranks, in order."""
     ranks: tuple[int, ...]
+    """In the order of the group, which may be another one."""
     described: str
     """'' for the group of all ranks."""
     timeout: float | None
@@ -127,34 +128,34 @@ class ComparedCollectives:
         operation: str,
         group: Any,
         tensors: Tensors,
-        start: _Start,
+        exchanges: Sequence[tuple[Any, ...]],
         *,
         detail: str = "",
         timeout: int = -1,
         compared: tuple[str, ...] | None = None,
         check: Callable[[_Group, RankCall], None] | None = None,
     ) -> None:
-        """Agree on the call, then start the exchange on the group's backend, and wait for it.
+        """Agree on the call, then run the exchanges on the group's backend.
 
-        `compared`: instead of the tensors; `check`: called first when the ranks have agreed.
+        `exchanges`: methods of the backend with their arguments. `compared`: instead of the
+        tensors; `check`: called first when the ranks have agreed.
         """
-        found = self._group(group)
-        backend = self._backend(group)
+        found, backend = self._group(group), self._backend(group)
         if found is None:
-            for work in start(backend):
-                work.wait()
+            for method, *arguments in exchanges:
+                getattr(backend, method)(*arguments).wait()
             return
         call = self._call(operation, tensors, detail, found, compared)
         refused: BaseException | None
-        with found.wire.exchange(call, found.ranks, timeout=_limit(timeout, found)):
+        with found.wire.exchange(call, found.members, timeout=_limit(timeout, found)):
             if check is not None:
                 check(found, call)
             try:
-                works = start(backend)
+                works = [getattr(backend, method)(*arguments) for method, *arguments in exchanges]
             except Exception as error:  # of the arguments, on all ranks: they still agree
                 refused = error
             else:
-                refused = found.wire.wait(works, found.ranks, call)
+                refused = found.wire.wait(works, found.members, call)
         if refused is not None:
             raise refused
 
@@ -192,7 +193,7 @@ class ComparedCollectives:
         described = ""
         if group is not dist.group.WORLD:
             described = f"group {group.group_name[:8]} of ranks {list(ranks)}"
-        return _Group(wire, ranks, described, limit)
+        return _Group(wire, tuple(sorted(ranks)), ranks, described, limit)
 
     def _cpu(self, tensors: Any) -> Any:
         """The tensors, in lists of lists, as gloo reads and writes them."""
@@ -232,16 +233,16 @@ class ComparedCollectives:
         found = self._group(group)
         if found is not None and reduction.is_sum and _is_added(values):
             call = self._call(f"all_reduce {reduction.name}", tensors, "", found, None)
-            flat, ranks = _flat(values[0]), sorted(found.ranks)
-            with found.wire.exchange(call, ranks, flat, timeout=_limit(timeout, found)):
-                found.wire.all_reduce(flat, ranks, call)
+            flat, members = _flat(values[0]), found.members
+            with found.wire.exchange(call, members, flat, timeout=_limit(timeout, found)):
+                found.wire.all_reduce(flat, members, call)
         else:
             options = _options("AllreduceOptions", timeout, reduceOp=reduction.sent)
             self._collective(
                 f"all_reduce {reduction.name}",
                 group,
                 tensors,
-                lambda backend: [backend.allreduce(values, options)],
+                [("allreduce", values, options)],
                 timeout=timeout,
             )
         self._keep_reduced(reduction, group, tensors, values)
@@ -256,7 +257,7 @@ class ComparedCollectives:
             f"all_reduce_coalesced {reduction.name}",
             group,
             tensors,
-            lambda backend: [backend.allreduce_coalesced(values, options)],
+            [("allreduce_coalesced", values, options)],
             timeout=timeout,
         )
         self._keep_reduced(reduction, group, tensors, values)
@@ -279,7 +280,7 @@ class ComparedCollectives:
             f"reduce {reduction.name}",
             group,
             tensors,
-            lambda backend: [backend.reduce(values, options)],
+            [("reduce", values, options)],
             detail=self._root("to", group, root_rank),
             timeout=timeout,
         )
@@ -296,13 +297,9 @@ class ComparedCollectives:
         async_op: bool = True,
         timeout: int = -1,
     ) -> tuple[Any, Any]:
-        def start(backend: Any, options: Any, outs: Any, ins: Any) -> Sequence[Any]:
-            return [backend.reduce_scatter(outs, ins, options)]
-
         flat = [tensor for parts in inputs for tensor in parts]
-        self._scatter_reduced(
-            "reduce_scatter", start, outputs, inputs, flat, *(group, reduce_op, timeout)
-        )
+        pairs = [(outputs, inputs)]
+        self._scatter_reduced("reduce_scatter", pairs, flat, group, reduce_op, timeout)
         return outputs, _done(outputs)
 
     def _reduce_scatter_base_(
@@ -314,10 +311,8 @@ class ComparedCollectives:
         async_op: bool = True,
         timeout: int = -1,
     ) -> tuple[Any, Any]:
-        name = "reduce_scatter_tensor"
-        self._scatter_reduced(
-            name, _scatter_each, [output], [value], [value], *(group, reduce_op, timeout)
-        )
+        name, pairs = "reduce_scatter_tensor", [(output, value)]
+        self._scatter_reduced(name, pairs, [value], group, reduce_op, timeout)
         return output, _done(output)
 
     def reduce_scatter_tensor_coalesced_(
@@ -329,44 +324,39 @@ class ComparedCollectives:
         async_op: bool = True,
         timeout: int = -1,
     ) -> Any:
-        name = "reduce_scatter_tensor_coalesced"
-        self._scatter_reduced(
-            name, _scatter_each, outputs, inputs, inputs, *(group, reduce_op, timeout)
-        )
+        name, pairs = "reduce_scatter_tensor_coalesced", list(zip(outputs, inputs, strict=True))
+        self._scatter_reduced(name, pairs, inputs, group, reduce_op, timeout)
         return _done(outputs)
 
     def _scatter_reduced(
         self,
         name: str,
-        start: Callable[[Any, Any, Any, Any], Sequence[Any]],
-        outputs: Tensors,
-        inputs: Any,
+        pairs: Sequence[tuple[Any, Any]],
         described: Tensors,
         group: Any,
         reduce_op: Any,
         timeout: int,
     ) -> None:
+        """Reduce the second of each pair, and keep this rank's part in the first."""
         reduction = _Reduction.of(reduce_op)
-        values, results = self._wide(inputs), self._wide(outputs)
         options = _options("ReduceScatterOptions", timeout, reduceOp=reduction.sent)
-        self._collective(
-            f"{name} {reduction.name}",
-            group,
-            described,
-            lambda backend: start(backend, options, results, values),
-            timeout=timeout,
-        )
-        self._keep_reduced(reduction, group, outputs, results)
+        method = "reduce_scatter" if name == "reduce_scatter" else "_reduce_scatter_base"
+        wide = [(self._wide(output), self._wide(value)) for output, value in pairs]
+        exchanges = [(method, *pair, options) for pair in wide]
+        self._collective(f"{name} {reduction.name}", group, described, exchanges, timeout=timeout)
+        for (output, _), (result, _) in zip(pairs, wide, strict=True):
+            self._keep_reduced(reduction, group, output, result)
 
-    def _keep_reduced(
-        self, reduction: _Reduction, group: Any, tensors: Tensors, values: Tensors
-    ) -> None:
+    def _keep_reduced(self, reduction: _Reduction, group: Any, tensors: Any, values: Any) -> None:
         """Finish a reduction, and copy what was reduced in a wider type."""
-        for tensor, value in zip(tensors, values, strict=True):
-            if reduction.is_average:
-                value.div_(self._backend(group).size())
-            if value.dtype != tensor.dtype:
-                self._kind.to_cpu(tensor).copy_(value)
+        if not isinstance(tensors, torch.Tensor):
+            for tensor, value in zip(tensors, values, strict=True):
+                self._keep_reduced(reduction, group, tensor, value)
+            return
+        if reduction.is_average:
+            values.div_(self._backend(group).size())
+        if values.dtype != tensors.dtype:
+            self._kind.to_cpu(tensors).copy_(values)
 
     # -- what is moved
 
@@ -385,7 +375,7 @@ class ComparedCollectives:
             "broadcast",
             group,
             tensors,
-            lambda backend: [backend.broadcast(values, options)],
+            [("broadcast", values, options)],
             detail=self._root("from", group, root_rank),
             timeout=timeout,
         )
@@ -402,11 +392,7 @@ class ComparedCollectives:
         results, values = self._moved(outputs), self._moved(inputs)
         options = _options("AllgatherOptions", timeout)
         self._collective(
-            "all_gather",
-            group,
-            inputs,
-            lambda backend: [backend.allgather(results, values, options)],
-            timeout=timeout,
+            "all_gather", group, inputs, [("allgather", results, values, options)], timeout=timeout
         )
         return outputs, _done(outputs)
 
@@ -436,7 +422,7 @@ class ComparedCollectives:
             name,
             group,
             inputs,
-            lambda backend: [backend._allgather_base(*pair, options) for pair in pairs],
+            [("_allgather_base", *pair, options) for pair in pairs],
             timeout=timeout,
         )
 
@@ -445,10 +431,7 @@ class ComparedCollectives:
     ) -> Any:
         results, values = self._moved(outputs), self._moved(inputs)
         self._collective(
-            "all_gather_coalesced",
-            group,
-            inputs,
-            lambda backend: [backend.allgather_coalesced(results, values)],
+            "all_gather_coalesced", group, inputs, [("allgather_coalesced", results, values)]
         )
         return _done(outputs)
 
@@ -467,7 +450,7 @@ class ComparedCollectives:
             "gather",
             group,
             inputs,
-            lambda backend: [backend.gather(results, values, options)],
+            [("gather", results, values, options)],
             detail=self._root("to", group, root_rank),
             timeout=timeout,
         )
@@ -488,7 +471,7 @@ class ComparedCollectives:
             "scatter",
             group,
             outputs,
-            lambda backend: [backend.scatter(results, values, options)],
+            [("scatter", results, values, options)],
             detail=self._root("from", group, root_rank),
             timeout=timeout,
         )
@@ -506,25 +489,21 @@ class ComparedCollectives:
     ) -> Any:
         """Parts of different sizes: for each pair of ranks, what is sent must be expected."""
         size = self._backend(group).size()
-        sent, expected = (
-            _elements(value, input_splits, size),
-            _elements(output, output_splits, size),
-        )
+        sent = _elements(value, input_splits, size)
+        expected = _elements(output, output_splits, size)
         options = _options("AllToAllOptions", timeout)
         bytewise = self._kind.is_tpu and value.is_contiguous() and output.is_contiguous()
         splits = list(output_splits), list(input_splits)
         if bytewise:
-            splits = (
-                [each * output.itemsize for each in expected],
-                [each * value.itemsize for each in sent],
-            )
+            unit = value.itemsize
+            splits = [unit * each for each in expected], [unit * each for each in sent]
         read: Any = self._moved if bytewise else self._cpu
         result, source = read(output), read(value)
         self._collective(
             "all_to_all_single",
             group,
             [value],
-            lambda backend: [backend.alltoall_base(result, source, *splits, options)],
+            [("alltoall_base", result, source, *splits, options)],
             timeout=timeout,
             compared=(str(value.dtype),),
             check=functools.partial(_check_splits, sent, expected),
@@ -539,23 +518,29 @@ class ComparedCollectives:
         async_op: bool = True,
         timeout: int = -1,
     ) -> tuple[Any, Any]:
+        if not all(tensor.is_contiguous() for tensor in (*outputs, *inputs)):
+            raise ValueError("all_to_all needs contiguous tensors")
         sent, expected = [t.numel() for t in inputs], [t.numel() for t in outputs]
         results, values = self._moved(outputs), self._moved(inputs)
-        flat = torch.cat([value.reshape(-1) for value in values])
-        received = flat.new_empty(sum(result.numel() for result in results))
-        splits = [result.numel() for result in results], [value.numel() for value in values]
         options = _options("AllToAllOptions", timeout)
+        exchange: tuple[Any, ...] = ("alltoall", results, values, options)
+        if self._kind.is_tpu:  # gloo wants lists of equal tensors, if it takes lists at all
+            flat = torch.cat(values)
+            splits = [result.numel() for result in results], [value.numel() for value in values]
+            received = flat.new_empty(sum(splits[0]))
+            exchange = ("alltoall_base", received, flat, *splits, options)
         self._collective(
             "all_to_all",
             group,
             inputs,
-            lambda backend: [backend.alltoall_base(received, flat, *splits, options)],
+            [exchange],
             timeout=timeout,
             compared=(str(inputs[0].dtype),),
             check=functools.partial(_check_splits, sent, expected),
         )
-        for result, part in zip(results, received.split(splits[0]), strict=True):
-            result.copy_(part.view(result.shape))
+        if self._kind.is_tpu:
+            for result, part in zip(results, received.split(splits[0]), strict=True):
+                result.copy_(part)
         return outputs, _done(outputs)
 
     def barrier(
@@ -570,11 +555,7 @@ class ComparedCollectives:
         options = _options("BarrierOptions", timeout)
         alone = self._group(group) is None
         self._collective(
-            "barrier",
-            group,
-            (),
-            lambda backend: [backend.barrier(options)] if alone else [],
-            timeout=timeout,
+            "barrier", group, (), [("barrier", options)] if alone else [], timeout=timeout
         )
         return _done([tensor])
 
@@ -634,8 +615,9 @@ def _check_splits(
     sent: Sequence[int], expected: Sequence[int], group: _Group, call: RankCall
 ) -> None:
     """Compare what each rank sends to each with what that one expects."""
-    rows = group.wire.all_gather(torch.tensor([*sent, *expected]), group.ranks, call)
-    table = [row.tolist() for row in rows]
+    rows = group.wire.all_gather(torch.tensor([*sent, *expected]), group.members, call)
+    by_rank = dict(zip(group.members, rows, strict=True))
+    table = [by_rank[rank].tolist() for rank in group.ranks]
     size = len(group.ranks)
     names = [describe_ranks([rank]) for rank in group.ranks]
     wrong = [
@@ -647,11 +629,6 @@ def _check_splits(
     ]
     if wrong:
         raise MismatchError("\n".join([f"the parts of {call} do not fit:", *wrong]))
-
-
-def _scatter_each(backend: Any, options: Any, outputs: Tensors, inputs: Tensors) -> Sequence[Any]:
-    pairs = zip(outputs, inputs, strict=True)
-    return [backend._reduce_scatter_base(*pair, options) for pair in pairs]
 
 
 def _elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
@@ -722,6 +699,13 @@ def _refusing(operator: str, kind: TensorKind) -> Callable[..., Any]:
         raise RuntimeError(f"Backend {backend} does not support {operator.strip('_')}")
 
     return kernel
+
+
+def can_compare() -> bool:
+    """Whether kernels in Python can read a ReduceOp: from torch 2.11 on, not in 2.9."""
+    schemas: Any = torch._C._jit_get_custom_class_schemas  # type: ignore[attr-defined]
+    methods = map(str, schemas())
+    return any(method.startswith("op(") and "c10d.ReduceOp" in method for method in methods)
 
 
 _collectives: dict[str, ComparedCollectives] = {}

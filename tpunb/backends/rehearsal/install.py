@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tpunb.backends.rehearsal import call, ranks
 from tpunb.backends.rehearsal.agent import Agent
-from tpunb.backends.rehearsal.distributed import CPU, TensorKind, install_collectives
+from tpunb.backends.rehearsal.distributed import CPU, TensorKind, can_compare, install_collectives
 from tpunb.backends.rehearsal.errors import is_of_torch_distributed
 from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
 from tpunb.backends.rehearsal.waiting import WaitTimes
@@ -37,7 +37,8 @@ def install_rehearsal(
 ) -> Wire:
     """Make this process rank `rank` of `world_size`, with collectives that the ranks compare.
 
-    Call it once per process, after the import of torch (2.11 or later) and before the user's code.
+    Call it once per process, after the import of torch and before the user's code. With torch 2.10
+    and earlier only init_process_group is compared, because gloo's calls cannot be read.
     Reads MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT, which locate torch elastic's
     store; connects to it at the first collective. `timeout`: seconds that a rank waits for the
     others in a collective, unless its process group was made with a time-out of its own.
@@ -48,7 +49,7 @@ def install_rehearsal(
     ProcessGroupStores(wire, agent).install()
     if not any(kind.is_tpu for kind in kinds):
         call.name_elsewhere("With gloo alone")
-    for kind in kinds:
+    for kind in kinds if can_compare() else ():
         install_collectives(kind).compare_over(wire, world_size)
     return wire
 

@@ -12,7 +12,7 @@ from tests.drivers.ranks import Ranks
 
 
 def failing() -> None:
-    """In a rank: without the guard the process ends here."""
+    """In a rank: without our DeviceGuard the process ends here."""
     from tpunb.backends.torchtpu.rehearsal.device import install
 
     install()

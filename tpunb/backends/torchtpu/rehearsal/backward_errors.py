@@ -1,9 +1,9 @@
-"""Errors of hooks in a backward pass, which end the process with torch's guard for Python devices.
+"""Errors of hooks in a backward pass, which end the process with torch's DeviceGuard for Python.
 
 A hook of a tensor (the user's, or FSDP's, which waits for other ranks) that raises leaves Python's
-error set while torch unwinds. On its way it asks the device's guard for the type of the device, and
+error set while torch unwinds. On its way it asks the DeviceGuard for the type of the device, and
 calls this Python method from C++ that must not fail: with an error set each call fails, and torch
-calls std::terminate (seen with torch 2.13; torch/csrc/acc/Module.cpp). So the guard takes the error
+calls std::terminate (seen with torch 2.13; torch/csrc/acc/Module.cpp). So this one takes the error
 away, and `backward` raises it.
 """
 
@@ -29,8 +29,8 @@ _errors: list[BaseException] = []
 """Taken in the backward pass that runs."""
 
 
-def make_guard() -> Any:
-    """The guard of the device."""
+def make_device_guard() -> Any:
+    """The DeviceGuard of the rehearsed device."""
     accelerator: Any = torch._C._acc  # type: ignore[attr-defined]
     kind = torch._C._autograd.DeviceType.PrivateUse1
 
@@ -52,7 +52,7 @@ def _keep() -> None:
 
 
 def raise_in_backward() -> None:
-    """Have `backward` and `torch.autograd.grad` raise what the guard has taken."""
+    """Have `backward` and `torch.autograd.grad` raise what the DeviceGuard has taken."""
     from torch.autograd import graph
 
     run: Any = graph._engine_run_backward

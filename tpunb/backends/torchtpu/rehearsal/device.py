@@ -46,7 +46,7 @@ def install() -> None:
 
     made = module.TpuModule()
     _setup_privateuseone_for_python_backend(
-        "tpu", backend_module=made, hook=_hooks(), device_guard=backward_errors.make_guard()
+        "tpu", backend_module=made, hook=_hooks(), device_guard=backward_errors.make_device_guard()
     )
     backward_errors.raise_in_backward()
     module.add_submodules(made)

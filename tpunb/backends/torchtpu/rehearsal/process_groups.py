@@ -7,11 +7,13 @@ not be found out: a rehearsal has them.
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from tpunb.backends.rehearsal.distributed import TensorKind, install_collectives
 from tpunb.backends.torchtpu.rehearsal.device import to_cpu
@@ -35,7 +37,37 @@ def install_process_groups() -> None:
     for name in BACKENDS:
         dist.Backend.register_backend(name, _create_backend, devices=["tpu"])
     install_collectives(tpu_tensors())
+    _refuse_device_ids()
 
 
 def _create_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _refuse_device_ids() -> None:
+    """Say what DDP's "list index out of range" means, as early as its call."""
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def init(
+        self: DistributedDataParallel,
+        module: torch.nn.Module,
+        device_ids: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        numbers = _numbers(device_ids)
+        of_tpu = any(parameter.device.type == "tpu" for parameter in module.parameters())
+        if of_tpu and any(numbers):
+            raise ValueError(
+                f"DistributedDataParallel(device_ids={device_ids}) names tpu:{max(numbers)}, which "
+                "does not exist: each rank sees its own core as tpu:0. Leave device_ids out"
+            )
+        original(self, module, device_ids, *args, **options)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+
+def _numbers(device_ids: Any) -> list[int]:
+    devices = (torch.device("tpu", d) if isinstance(d, int) else d for d in device_ids or ())
+    return [torch.device(device).index or 0 for device in devices]

@@ -1,0 +1,76 @@
+"""Ranks of plain torch with gloo, in each version of torch."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.drivers.devices import rehearse_on
+from tests.drivers.ranks import LOOPBACK, Loopback, Ranks
+from tpunb.backends.rehearsal.distributed import can_compare
+from tpunb.backends.rehearsal.errors import CollectiveError
+from tpunb.backends.rehearsal.install import leave_rehearsal, memory_info
+
+# Functions without `test_` run in ranks; each is followed by the test that calls it.
+
+
+def reduced() -> list[float]:
+    rank, _ = rehearse_on("cpu")
+    found = []
+    for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG):
+        x = torch.tensor([rank + 1.0])
+        dist.all_reduce(x, op=operation)
+        found.append(x.item())
+    dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("hosts", [(), LOOPBACK])
+def test_gloo_reduces_as_ever(ranks: Ranks, hosts: tuple[Loopback, ...]) -> None:
+    assert ranks.values(reduced, 4, hosts=hosts) == [[10.0, 4.0, 2.5]] * 4
+
+
+def meets_nobody() -> str:
+    if int(os.environ["RANK"]) == 0:
+        try:
+            rehearse_on("cpu")
+        except CollectiveError as error:
+            return str(error)
+    from tests.drivers.ranks import rehearse
+
+    rehearse("tpunb.backends.rehearsal")
+    leave_rehearsal()
+    time.sleep(2)
+    return ""
+
+
+def test_a_rank_that_misses_init_process_group_is_named(ranks: Ranks) -> None:
+    message, _ = ranks.values(meets_nobody, 2)
+    assert "rank 1 has returned from the train cell" in message
+    assert "rank 0 waited in init_process_group" in message
+
+
+def differs() -> str:
+    rank, _ = rehearse_on("cpu")
+    try:
+        dist.all_reduce(torch.ones(1000 + rank // 3))
+    except CollectiveError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(not can_compare(), reason="torch 2.11")
+def test_ranks_of_several_hosts_compare_calls(ranks: Ranks) -> None:
+    for message in ranks.values(differs, 4, hosts=LOOPBACK):
+        assert "ranks 0/0, 0/1, 1/2: all_reduce sum of float32[1000]" in message
+        assert "rank 1/3: all_reduce sum of float32[1001]" in message
+
+
+def test_memory_of_a_rank() -> None:
+    info = memory_info(2)
+    assert 50e6 < info["bytes_used"] <= info["peak_bytes_used"]
+    assert info["bytes_used"] < info["bytes_limit"]
