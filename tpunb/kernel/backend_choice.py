@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpunb.backends.choice import BackendChoice, NamedBackend, choose, find_installed
-from tpunb.notebook.stack import stacks_named
+from tpunb.notebook.convert.stack import stacks_named
 from tpunb.runs.spec import BackendName
 
 

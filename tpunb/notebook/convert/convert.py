@@ -39,6 +39,7 @@ from tpunb.notebook.convert.launches import Launching, mentions_launch, replace_
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.requirements import find_requirements
 from tpunb.notebook.convert.secrets import without_secrets
+from tpunb.notebook.convert.stack import written_for
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import (
@@ -298,6 +299,14 @@ class Conversion:
             omission = Omission(cell.metadata.number, line, text, reason)
             self.omissions.append((cell.metadata.index, omission))
 
+    @property
+    def arguments(self) -> str:
+        """The arguments of the call that prepares a process for the script."""
+        if self.spmd is not None:
+            return "spmd=True"
+        backend = written_for(self.run.sources)
+        return "" if backend in (None, "xla") else f'backend="{backend}"'
+
     def header(self) -> str:
         """The script's first cell."""
         return header.header_text(
@@ -307,6 +316,7 @@ class Conversion:
             self.files.helpers,
             self.files.notebooks,
             spmd=self.spmd is not None,
+            arguments=self.arguments,
             notes=_notes(self.requirements),
             prepare=self.prepare,
         )
@@ -597,11 +607,11 @@ def prepare_for_export(conversion: Conversion) -> None:
     if place is not None:
         cell = conversion.code[place[0]]
         lines = cell.source.split("\n")
-        lines[place[1] - 1] += f"; {export_.prepare_call(spmd)}"
+        lines[place[1] - 1] += f"; {export_.prepare_call(conversion.arguments)}"
         cell.source = "\n".join(lines)
     code = "\n".join([*run.sources, *conversion.files.sources([""])])
     conversion.prepare = export_.preparation(
-        run, code, uses, spmd=spmd, called_below=place is not None
+        run, code, uses, spmd, conversion.arguments, called_below=place is not None
     )
 
 

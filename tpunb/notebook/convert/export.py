@@ -196,7 +196,7 @@ def certain_secrets(run: RunCells) -> list[str]:
 
 
 def preparation(
-    run: RunCells, code: str, uses: Uses, *, spmd: bool, called_below: bool
+    run: RunCells, code: str, uses: Uses, spmd: bool, arguments: str, *, called_below: bool
 ) -> str | None:
     """Return the part of the header that prepares a script; `code` is all code of the script.
 
@@ -224,7 +224,7 @@ def preparation(
     lines += ["", ""]
     if secrets := certain_secrets(run):
         lines.append(f"_tpunb_setup_secrets({', '.join(map(repr, secrets))})")
-    call = prepare_call(spmd)
+    call = prepare_call(arguments)
     lines += [] if called_below else [call]
     tail = "\n".join(lines)
     text = functions(f"{code}\n{tail}\n{call}")
@@ -238,5 +238,5 @@ if "" not in _tpunb_sys.path:
 """
 
 
-def prepare_call(spmd: bool) -> str:
-    return f"_tpunb_prepare(_tpunb_instead{', spmd=True' if spmd else ''})"
+def prepare_call(arguments: str) -> str:
+    return f"_tpunb_prepare({', '.join(filter(None, ('_tpunb_instead', arguments)))})"

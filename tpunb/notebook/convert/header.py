@@ -35,7 +35,7 @@ SPMD = """\
 
 PREPARE = """\
 # With tpunb installed, a machine without a TPU has rehearsal cores, and launchers of
-# torch_xla and accelerate run their function on this core.
+# torch, torch_xla and accelerate run their function on this core.
 import importlib.util as _tpunb_util
 
 try:
@@ -193,6 +193,7 @@ def header_text(
     notebooks: Mapping[str, Sequence[tuple[str, str]]] | None = None,
     *,
     spmd: bool = False,
+    arguments: str = "",
     notes: Sequence[str] = (),
     prepare: str | None = None,
 ) -> str:
@@ -200,7 +201,8 @@ def header_text(
 
     `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` keys of
     `HELPERS`; `notebooks` are the cells of notebooks that `%run` runs; `spmd` is True if one
-    process drives all cores. `notes` are lines for the reader; `prepare` replaces `PREPARE`.
+    process drives all cores; `arguments` are those of the call that prepares a process. `notes`
+    are lines for the reader; `prepare` replaces `PREPARE`.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     how = SPMD if spmd else RANKS
@@ -209,7 +211,7 @@ def header_text(
     parts = [ABOUT.format(version=__version__, notebook=title, how=how, notes=noted)]
     if features:
         parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
-    parts.append(prepare or PREPARE.format(arguments="spmd=True" if spmd else ""))
+    parts.append(prepare or PREPARE.format(arguments=arguments))
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
         cells = _notebook_cells(notebooks)

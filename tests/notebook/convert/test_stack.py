@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpunb.notebook.stack import StackEvidence, stacks_named, written_for
+from tpunb.notebook.convert.stack import StackEvidence, stacks_named, written_for
 from tpunb.runs.spec import BackendName
 
 CERTAIN: dict[str, tuple[BackendName, str]] = {
