@@ -120,6 +120,12 @@ class Environment:
     """tpunb is installed in the same command; else as people do on the platform: it must not
     replace what is there."""
     env: dict[str, str] = field(default_factory=dict)
+    torchtpu: bool = False
+    """It has a torch for TorchTPU, and no torch_xla."""
+
+
+def _torchtpu(*packages: str) -> Environment:
+    return Environment("3.12", lambda _: [*packages], "[demo]", together=True, torchtpu=True)
 
 
 ENVIRONMENTS = {
@@ -144,10 +150,14 @@ ENVIRONMENTS = {
         "[demo]",
         together=True,
     ),
+    "torch-2.11": _torchtpu("torch==2.11.0"),
+    "torch-newest": _torchtpu("torch<2.16", "--upgrade"),
+    "torch_tpu": _torchtpu("torch==2.13.0", "torch_tpu==0.2.0"),
 }
 SHOWN = (
     "torch",
     "torch_xla",
+    "torch_tpu",
     "numpy",
     "pandas",
     "pyarrow",
@@ -189,7 +199,7 @@ def _try(
     took = time.monotonic() - began
     problems = [f"`pip install tpunb` replaces {package}" for package in replaced]
     began = time.monotonic()
-    found = tour.visit(python, folder / "tour", environment.env)
+    found = tour.visit(python, folder / "tour", environment.env, torchtpu=environment.torchtpu)
     toured = time.monotonic() - began
     problems += [f"{stop}:\n{error}" for stop, error in found.items() if error]
     good = [stop for stop, error in found.items() if not error]

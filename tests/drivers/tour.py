@@ -18,15 +18,22 @@ EPOCHS = "epochs = 12", "epochs = 4"
 class Tour:
     """A kernel, and one method for each thing that must work in it, in the order of `STOPS`."""
 
-    def __init__(self, python: Path, folder: Path, env: dict[str, str]) -> None:
-        """`python`: of an environment that has tpunb; `env`: what its image sets."""
+    def __init__(
+        self, python: Path, folder: Path, env: dict[str, str], *, torchtpu: bool = False
+    ) -> None:
+        """`python`: of an environment that has tpunb; `env`: what its image sets.
+
+        `torchtpu`: it has a torch for TorchTPU, and no torch_xla.
+        """
+        self._torchtpu = torchtpu
         # No other environment's packages, and its own programs first, as where it is activated.
         env = {"PYTHONPATH": "", "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin"} | env
         make = of_interpreter(python, folder / "kernels")
         self.nb = Kernel(folder, file="tour.ipynb", env=env, make=make)
 
     def quickstart(self) -> None:
-        self._notebook("00_quickstart", "cores = 4", f"cores = {CORES}", *EPOCHS)
+        name = "torchtpu/00_quickstart" if self._torchtpu else "00_quickstart"
+        self._notebook(name, "cores = 4", f"cores = {CORES}", *EPOCHS)
         assert self.nb.value("tpunb.last_run.world_size, tpunb.last_run.replicated") == (2, False)
 
     def plot(self) -> None:
@@ -68,7 +75,10 @@ class Tour:
 
     def debug(self) -> None:
         ran = self.nb.run(
-            "%%tpu_debug\nimport torch_xla\n"
+            "%%tpu_debug\n"
+            "a = torch.ones(3, device=torch.device('tpu'))\nprint('sum', a.sum().item())"
+            if self._torchtpu
+            else "%%tpu_debug\nimport torch_xla\n"
             "a = torch.ones(3, device=torch_xla.device())\nprint('sum', a.sum().item())"
         ).good()
         assert "sum 3.0" in ran.stdout
@@ -101,7 +111,18 @@ class Tour:
         assert self.nb.value("n, later.state") == (5, "succeeded")
 
     def spawn(self) -> None:
-        self._notebook("01_spawn_unchanged")
+        if not self._torchtpu:
+            self._notebook("01_spawn_unchanged")
+            return
+        self._new_notebook()
+        ran = self._train(
+            "import torch.distributed as dist, torch.multiprocessing as mp\n"
+            "def main(rank, world):\n"
+            "    dist.init_process_group('tpu_dist', rank=rank, world_size=world)\n"
+            "    print('rank', rank, 'of', dist.get_world_size())\n"
+            f"mp.spawn(main, args=({CORES},), nprocs={CORES})"
+        ).good()
+        assert "rank 1 of 2" in ran.stdout
 
     def close(self) -> None:
         self.nb.stop()
@@ -139,9 +160,11 @@ STOPS: tuple[Callable[[Tour], None], ...] = (
 )
 
 
-def visit(python: Path, folder: Path, env: dict[str, str]) -> dict[str, str]:
+def visit(
+    python: Path, folder: Path, env: dict[str, str], *, torchtpu: bool = False
+) -> dict[str, str]:
     """What went wrong at each stop; "" where all is well."""
-    tour = Tour(python, folder, env)
+    tour = Tour(python, folder, env, torchtpu=torchtpu)
     found = {}
     try:
         for stop in STOPS:
