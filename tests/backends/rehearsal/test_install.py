@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from tests.drivers.devices import rehearse_on
 from tests.drivers.ranks import LOOPBACK, Loopback, Ranks
-from tpunb.backends.rehearsal.distributed import can_compare
 from tpunb.backends.rehearsal.errors import CollectiveError
 from tpunb.backends.rehearsal.install import leave_rehearsal, memory_info
 
@@ -52,22 +51,6 @@ def test_a_rank_that_misses_init_process_group_is_named(ranks: Ranks) -> None:
     message, _ = ranks.values(meets_nobody, 2)
     assert "rank 1 has returned from the train cell" in message
     assert "rank 0 waited in init_process_group" in message
-
-
-def differs() -> str:
-    rank, _ = rehearse_on("cpu")
-    try:
-        dist.all_reduce(torch.ones(1000 + rank // 3))
-    except CollectiveError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.skipif(not can_compare(), reason="torch 2.11")
-def test_ranks_of_several_hosts_compare_calls(ranks: Ranks) -> None:
-    for message in ranks.values(differs, 4, hosts=LOOPBACK):
-        assert "ranks 0/0, 0/1, 1/2: all_reduce sum of float32[1000]" in message
-        assert "rank 1/3: all_reduce sum of float32[1001]" in message
 
 
 def test_memory_of_a_rank() -> None:
