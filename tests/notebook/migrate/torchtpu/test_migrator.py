@@ -327,3 +327,25 @@ def test_a_process_group_of_the_notebook(sure: bool) -> None:
     _, _, made, train = sources(to_torchtpu(head, function, "torch_xla.launch(f)"))
     assert made.count("init_process_group") == sure
     assert train.count("init_process_group") == (not sure)
+
+
+def test_helpers_do_not_take_the_names_of_the_notebook() -> None:
+    own = "def to_device(batch): return batch\nd = loader = 0"
+    made = sources(to_torchtpu(HEAD + own, "f = pl.MpDeviceLoader(loader, d)\nto_device(1)"))
+    assert made[1] == "f = OnDevice(loader, d)\nto_device(1)"
+    assert "def to_device_(value, device):" in made[0]
+    assert "return (to_device_(batch, self.device)" in made[0]
+
+
+def test_helpers_of_an_earlier_migration_are_used_again() -> None:
+    first = sources(to_torchtpu(HEAD + "d = loader = 0", "f = pl.MpDeviceLoader(loader, d)"))
+    more = "import torch_xla.distributed.parallel_loader as pl\ng = pl.MpDeviceLoader(loader, d)"
+    second = sources(to_torchtpu(*first, more))
+    assert second[:2] == first
+    assert second[2] == "g = OnDevice(loader, d)"
+
+
+def test_braces_in_code_that_is_used_twice() -> None:
+    step = "%%tpu_train\nxm.optimizer_step(o[f'{x}'])"
+    made = sources(to_torchtpu(HEAD + "o = x = {}", step))
+    assert made[1].endswith("average_gradients(o[f'{x}'])\no[f'{x}'].step()")

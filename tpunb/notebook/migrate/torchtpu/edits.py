@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tpunb.notebook.migrate.cell import CodeCell, last_line_of, line_of
 from tpunb.notebook.migrate.names import NotebookNames, arguments
 from tpunb.notebook.migrate.statements import Removals
-from tpunb.notebook.migrate.torchtpu.helpers import MODULES_OF, NEEDS
+from tpunb.notebook.migrate.torchtpu.helpers import HELPERS, MODULES_OF, NEEDS
 from tpunb.notebook.migrate.torchtpu.where import RankCode, Where
 from tpunb.notebook.scopes import XM
 
@@ -31,7 +31,8 @@ class Edits:
     done: set[ast.AST] = field(default_factory=set)
     """Nodes that are rewritten already, or that a rewrite removes."""
     modules: set[str] = field(default_factory=set)
-    helpers: set[str] = field(default_factory=set)
+    helpers: dict[str, str] = field(default_factory=dict)
+    """The helpers that the notebook gets, with their names there."""
     ddp: bool = False
     launches: list[tuple[int, int]] = field(default_factory=list)
     """The lines (from 0) where a function was launched, each with its cell."""
@@ -60,10 +61,21 @@ class Edits:
 
     def helper(self, name: str) -> str:
         """Return the name of a helper, which the notebook then gets."""
-        self.helpers |= {name, NEEDS.get(name, name)}
+        for one in {name, NEEDS.get(name, name)}:
+            self._need(one)
         for module in MODULES_OF.get(name, ("dist",)):
             self.module(module)
-        return name
+        return self.helpers.get(name, name)
+
+    def _need(self, name: str) -> None:
+        """Add a helper, under another name if the notebook has something else with that name."""
+        bindings = (
+            one for scope in self.names.scopes.every for one in scope.bindings.get(name, ())
+        )
+        nodes = [binding.node for binding in bindings]
+        own = ast.dump(ast.parse(HELPERS[name]).body[0])
+        if not nodes or any(ast.dump(node) != own for node in nodes):
+            self.helpers[name] = f"{name}_" if nodes else name
 
     # Changing
 
@@ -89,7 +101,8 @@ class Edits:
         self.done |= set(ast.walk(node)) - kept
         for before, piece, first in zip(ends, pieces, [*(s for s, _ in spans), end], strict=True):
             cell.replace(before, first, piece)
-        written = template.format(*(cell.code(slot) for slot in slots))
+        parts = zip(pieces, ["", *map(cell.code, slots)], strict=True)
+        written = "".join(f"{code}{piece}" for piece, code in parts)
         written = "; ".join(line.strip() for line in written.split("\n"))
         cell.note(line_of(node), why or f"{cell.code(node)} → {written}")
         return True
@@ -164,13 +177,13 @@ class Edits:
     def rank(self, node: ast.AST) -> str:
         where = self.where(node)
         if where == "ranks":
-            return f"{self._of_group(node)}.get_rank()"
+            return f"{self.module('dist')}.get_rank()"
         return "0" if where == "single" else self._variable("RANK", 0)
 
     def world(self, node: ast.AST) -> str:
         where = self.where(node)
         if where == "ranks":
-            return f"{self._of_group(node)}.get_world_size()"
+            return f"{self.module('dist')}.get_world_size()"
         return "1" if where == "single" else self._variable("WORLD_SIZE", 1)
 
     def local_rank(self, node: ast.AST) -> str:
@@ -180,9 +193,6 @@ class Edits:
 
     def _variable(self, name: str, default: int) -> str:
         return f'int({self.module("os")}.environ.get("{name}", {default}))'
-
-    def _of_group(self, node: ast.AST) -> str:
-        return self.module("dist")
 
     def given(self, call: ast.Call, *order: str) -> dict[str, ast.expr] | None:
         """Return the arguments of a call by name; None if `*` or `**` hides them."""

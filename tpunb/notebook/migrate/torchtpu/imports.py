@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from tpunb.notebook.convert.cells import skip_reason
@@ -150,6 +151,8 @@ def _needed(names: NotebookNames, edits: Edits, cell: CodeCell) -> str:
 
 def _helpers(edits: Edits) -> str:
     text = "\n\n".join(HELPERS[name] for name in HELPERS if name in edits.helpers)
+    for name, spelled in edits.helpers.items():
+        text = re.sub(rf"\b{name}\b", spelled, text)
     return text.replace("dist.", "torch.distributed.") if edits.is_taken("dist") else text
 
 
@@ -176,7 +179,7 @@ def _add(names: NotebookNames, cell: CodeCell, anchor: Import | None, edits: Edi
     elif helpers:
         cell.insert_text(line, f"\n\n{helpers}\n\n" if needed else f"{helpers}\n\n")
     if helpers:
-        cell.note(line, f"added: {', '.join(sorted(edits.helpers))}")
+        cell.note(line, f"added: {', '.join(sorted(edits.helpers.values()))}")
 
 
 def _is_future(node: ast.stmt) -> bool:

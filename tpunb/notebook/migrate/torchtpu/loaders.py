@@ -136,7 +136,7 @@ def _move_in(edits: Edits, loop: ast.For, device: ast.Name) -> None:
     first = edits.names.line(loop.body[0])
     assert line is not None
     if "to_device(" in line:
-        edits.helper("to_device")
+        line = line.replace("to_device(", f"{edits.helper('to_device')}(")
     cell.insert_above(first, line)
     cell.note(line_of(loop), f"added below it: {line}")
 

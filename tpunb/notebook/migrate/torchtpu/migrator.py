@@ -79,7 +79,7 @@ def _rewrite(program: Sequence[CodeCell], *, script: bool) -> tuple[dict[int, st
     removals = Removals(names)
     remove_variables(edits, removals)
     rewrite_uses(edits)
-    group = BOTH if edits.helpers & ON_CPU else GROUP
+    group = BOTH if edits.helpers.keys() & ON_CPU else GROUP
     rewrite_strings(edits, group)
     rewrite_commands(edits)
     _start_groups(edits, group)
