@@ -311,7 +311,8 @@ def _package_problems(
             f"same, {fix}",
         )
     for package in ("torch", "torch_xla"):
-        if not theirs.get(package):
+        # Without torch_xla here, runs use another backend.
+        if not theirs.get(package) and (mine[package] or package == "torch"):
             yield name, f"{package} is not installed for {host.python}: install it, {fix}"
 
 
