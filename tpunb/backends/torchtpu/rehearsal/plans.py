@@ -9,6 +9,7 @@ at their arguments. Any may return one: linalg.lu_solve does.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,7 +57,6 @@ def _direct(op: Any) -> Kernel:
 _set: Kernel = cpu_kernel(torch.ops.aten.set_.source_Storage_storage_offset)
 _as_strided: Kernel = cpu_kernel(torch.ops.aten.as_strided.default)
 _empty: Kernel = cpu_kernel(torch.ops.aten.empty.memory_format)
-_resize_output: Kernel = cpu_kernel(torch.ops.aten._resize_output_.default)
 
 
 def swap(value: torch.Tensor, new: torch.Tensor) -> None:
@@ -172,14 +172,19 @@ def new_tensor(result: Any) -> Any:
     """A kernel's result on the device; None if the kernel was told not to compute it."""
     try:
         return None if result is None else to_tpu(result)
-    except RuntimeError:
+    except (RuntimeError, BufferError):
         if result.layout is torch.strided and not result.is_quantized:
             raise
-        kind = "quantized" if result.is_quantized else f"{result.layout}"
-        raise NotImplementedError(
-            f"A {kind} tensor cannot be on a rehearsed TPU. Use dense tensors: sparse=False of "
-            "nn.Embedding, .to_dense()"
-        ) from None
+        kind = "quantized" if result.is_quantized else str(result.layout).removeprefix("torch.")
+        raise not_dense(kind) from None
+
+
+def not_dense(kind: str) -> NotImplementedError:
+    """The error for a tensor that DLPack cannot describe."""
+    return NotImplementedError(
+        f"A {kind} tensor cannot be on a rehearsed TPU. Use dense tensors: sparse=False of "
+        "nn.Embedding, .to_dense()"
+    )
 
 
 def _general(
@@ -283,5 +288,11 @@ def _adopt(out: torch.Tensor, new: torch.Tensor) -> None:
             swap(out, bare_tpu(new))
         return
     if out.shape != new.shape:
-        _resize_output(out, new.shape, out.device)  # with torch's warning
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {[*out.shape]}, "
+            f"which does not match the required output shape {[*new.shape]}. torch deprecates "
+            "this: reuse a tensor for another shape with out.resize_(0)",
+            stacklevel=2,
+        )
+        out.resize_(new.shape)
     to_cpu(out).copy_(new)
