@@ -34,12 +34,11 @@ def install() -> None:
     if is_installed():
         return
     _check()
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
     from tpunb.backends.torchtpu.rehearsal import autocast, kernels, module, patches
 
     made = module.TpuModule()
-    _setup_privateuseone_for_python_backend("tpu", backend_module=made, hook=_hooks())
+    registration: Any = torch.utils.backend_registration
+    registration._setup_privateuseone_for_python_backend("tpu", backend_module=made, hook=_hooks())
     module.add_submodules(made)
     sys.modules.setdefault("torch_tpu", module.stand_in())
     _kept.extend([made, kernels.register(), autocast.register()])
@@ -67,9 +66,10 @@ def _check() -> None:
 
 
 def _hooks() -> Any:
-    accelerator: Any = torch._C._acc
+    core: Any = torch._C
+    accelerator = core._acc
 
-    class Hooks(accelerator.PrivateUse1Hooks):  # type: ignore[misc]
+    class Hooks(accelerator.PrivateUse1Hooks):  # type: ignore[misc, name-defined]
         def is_available(self) -> bool:
             return True
 

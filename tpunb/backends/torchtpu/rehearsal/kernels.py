@@ -301,15 +301,23 @@ _TAKEN_APART = (
 
 def _direct_names() -> Iterator[str]:
     """Operations that torch would take apart first: one call of Python instead of several."""
-    has = _C._dispatch_has_kernel_for_dispatch_key
-    for full in _C._dispatch_get_all_op_names():
-        namespace, _, name = full.partition("::")
-        if namespace != "aten" or name in OWN:
-            continue
-        if name.startswith("_foreach_") or (
-            has(full, "CPU") and any(has(full, key) for key in _TAKEN_APART)
-        ):
-            yield name.removesuffix(".")
+    registered = _C._dispatch_get_registrations_for_dispatch_key
+    taken_apart = {name for key in _TAKEN_APART for name in registered(key)}
+    names = taken_apart.intersection(registered("CPU"))
+    names.update(n for n in taken_apart if n.startswith("aten::_foreach_"))
+    yield from (n.removeprefix("aten::") for n in sorted(names) if n.startswith("aten::"))
+
+
+def _when_called(name: str) -> Kernel:
+    """Made by its first call: making all takes longer than all else that installing does."""
+    made: list[Kernel] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(make_kernel(find_op(name)))
+        return made[0](*args, **kwargs)
+
+    return kernel
 
 
 _kernels: dict[Any, Kernel] = {}
@@ -333,7 +341,7 @@ def register() -> list[Any]:
         table[name] = _with_indices(name, at)
     for name in itertools.chain(COMPOSITE, _direct_names()):
         if name not in table:
-            table[name] = make_kernel(find_op(name))
+            table[name] = _when_called(name)
     for name, kernel in table.items():
         aten.impl(name, kernel, "PrivateUse1")
     for name in COMPOSED:

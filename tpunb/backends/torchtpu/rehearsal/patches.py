@@ -90,7 +90,7 @@ def _patch_generators() -> None:
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, cpu)
 
-    class Generator(cpu, metaclass=AnyGenerator):  # type: ignore[misc]
+    class Generator(cpu, metaclass=AnyGenerator):  # type: ignore[misc, valid-type]
         """`torch.Generator`, also of the device."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -144,12 +144,15 @@ def _patch_sharing() -> None:
 
 
 def _reduce(reduce: Callable[[Any], Any], value: Any) -> Any:
-    if value.device.type == "tpu":
-        raise RuntimeError(
-            "A tensor on the TPU cannot be shared with another process. Send tensor.cpu(), and "
-            'use .to("tpu") there'
-        )
-    return reduce(value)
+    """Raises where the tensor arrives: a queue sends in a thread, whose errors nobody gets."""
+    return (_refuse_shared, ()) if value.device.type == "tpu" else reduce(value)
+
+
+def _refuse_shared() -> None:
+    raise RuntimeError(
+        "A tensor on the TPU cannot be sent to another process, or come from a DataLoader's "
+        'worker. Send a tensor of the CPU, and use .to("tpu") where it arrives'
+    )
 
 
 def _patch_data_parallel() -> None:
@@ -188,7 +191,7 @@ def _allow_pinned() -> None:
         storage = torch.UntypedStorage(count * dtype.itemsize, device="cpu")
         if pin_memory:
             setattr(storage, PINNED, True)
-        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, size, stride)  # type: ignore[call-overload]
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, size, stride)
 
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():

@@ -29,6 +29,7 @@ _CPU_DEVICE = torch.device("cpu")
 _has_kernel: Any = _C._dispatch_has_kernel_for_dispatch_key
 _has_computed_kernel: Any = _C._dispatch_has_computed_kernel_for_dispatch_key
 _share_storage: Any = _C._is_alias_of
+_count_writes: Any = torch.autograd.graph.increment_version
 _modes_enabled: Any = _C._is_torch_function_mode_enabled
 
 
@@ -51,7 +52,7 @@ def cpu_kernel(op: Any) -> Kernel:
 def _direct(op: Any) -> Kernel:
     """A call that skips the dispatcher, which crashes if the kernel is not the CPU's own."""
     own = _has_kernel(op.name(), "CPU")
-    return functools.partial(op._op_dk, KEY) if own else op._op  # type: ignore[no-any-return]
+    return functools.partial(op._op_dk, KEY) if own else op._op
 
 
 _set: Kernel = cpu_kernel(torch.ops.aten.set_.source_Storage_storage_offset)
@@ -96,7 +97,21 @@ def make_kernel(op: Any) -> Kernel:
     tensor = [str(value.type) for value in schema.returns] == ["Tensor"]
     if tensor and not (bits or written or seeded):
         return _new_tensor(op, plain)
-    return _general(op, bits, seeded, [a.name for a in schema.arguments if a.is_out], returned)
+    kernel = _general(op, bits, seeded, [a.name for a in schema.arguments if a.is_out], returned)
+    lists = [n for n, a in enumerate(schema.arguments) if a in written and "List" in str(a.type)]
+    return _counting(kernel, lists) if lists and not any(a.is_out for a in written) else kernel
+
+
+def _counting(kernel: Kernel, lists: Sequence[int]) -> Kernel:
+    """Count the writes to lists of tensors: torch leaves their version counters to the kernels."""
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        for position in lists:
+            _count_writes([t for t in args[position] if not t.is_cpu])
+        return result
+
+    return counting
 
 
 def _returned(schema: Any, value: Any) -> Returned:
