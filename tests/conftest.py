@@ -78,16 +78,12 @@ WARM = ("driver", "lent", "ranks")
 """Fixtures of a process with torch_xla. `ranks` is last, because some parameters have its name."""
 
 # These run in .venv-torchtpu (`make test-torchtpu`): torch_xla needs an older torch.
-<<<<<<< HEAD
-collect_ignore = (
-    ["backends/torchtpu", "backends/rehearsal/test_distributed.py"]
-    if importlib.util.find_spec("torch_xla")
-    else []
-)
-=======
-TORCHTPU = ["backends/torchtpu", "long/test_torchtpu_op_db.py"]
+TORCHTPU = [
+    "backends/rehearsal/test_distributed.py",
+    "backends/torchtpu",
+    "long/test_torchtpu_op_db.py",
+]
 collect_ignore = TORCHTPU if importlib.util.find_spec("torch_xla") else []
->>>>>>> 71869d1a82258aedd70ec0df96e800a32857f1c1
 
 _started = 0
 """How many processes this one has started so far."""
