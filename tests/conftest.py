@@ -78,11 +78,12 @@ WARM = ("driver", "lent", "ranks")
 """Fixtures of a process with torch_xla. `ranks` is last, because some parameters have its name."""
 
 # These run in .venv-torchtpu (`make test-torchtpu`): torch_xla needs an older torch.
-collect_ignore = (
-    ["backends/torchtpu", "backends/rehearsal/test_distributed.py"]
-    if importlib.util.find_spec("torch_xla")
-    else []
-)
+TORCHTPU = [
+    "backends/rehearsal/test_distributed.py",
+    "backends/torchtpu",
+    "long/test_torchtpu_op_db.py",
+]
+collect_ignore = TORCHTPU if importlib.util.find_spec("torch_xla") else []
 
 _started = 0
 """How many processes this one has started so far."""

@@ -105,7 +105,7 @@ def difference(op: Any, dtype: Any, variant: Variant, count: int) -> str | None:
     return None
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """The CPU refuses a sample as well."""
 
 
@@ -116,7 +116,7 @@ def _on_cpu(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:
-        raise _Refused from error
+        raise _RefusedError from error
 
 
 def _call(op: Any, sample: Any, gradients: bool) -> None:
@@ -124,7 +124,7 @@ def _call(op: Any, sample: Any, gradients: bool) -> None:
 
     try:
         wanted = _on_cpu(lambda: op(sample.input, *sample.args, **sample.kwargs))
-    except _Refused:
+    except _RefusedError:
         return
     given, args, kwargs = _moved(sample.input), _moved(sample.args), _kwargs(sample.kwargs)
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def _call(op: Any, sample: Any, gradients: bool) -> None:
         leaves = sample.input, sample.args, sample.kwargs
         try:
             expected = _on_cpu(lambda: _gradients(wanted, leaves))
-        except _Refused:
+        except _RefusedError:
             return
         torch.manual_seed(0)
         _compare("gradient", expected, _gradients(found, (given, args, kwargs)))
@@ -162,7 +162,7 @@ def _inplace(op: Any, sample: Any, gradients: bool) -> None:
     before = given._version
     try:
         _on_cpu(lambda: function(wanted, *sample.args, **sample.kwargs))
-    except _Refused:
+    except _RefusedError:
         return
     torch.manual_seed(0)
     returned = function(given, *_moved(sample.args), **_kwargs(sample.kwargs))
@@ -186,5 +186,5 @@ def _out(op: Any, sample: Any, gradients: bool) -> None:
             given = _moved(sample.input), _moved(sample.args), _kwargs(sample.kwargs)
             op(given[0], *given[1], **given[2], out=out)
             _compare("out", wanted, out, op.name not in RANDOM)
-    except _Refused:
+    except _RefusedError:
         return

@@ -6,6 +6,8 @@ compiled into it, and its documentation compares itself with CUDA.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -99,4 +101,23 @@ def register() -> list[Any]:
         for name in names:
             aten.impl(name, _casting(find_op(name), choose), "AutocastPrivateUse1")
     aten.impl("binary_cross_entropy", _refuse, "AutocastPrivateUse1")
+    _set_default()
     return [aten, everything]
+
+
+def _set_default() -> None:
+    """bfloat16, in each thread: torch keeps the type by thread, and begins with float16."""
+    torch.set_autocast_dtype("tpu", torch.bfloat16)
+    done = threading.local()
+    done.here = True
+    context: Any = torch.amp.autocast_mode.autocast
+    init = context.__init__
+
+    @functools.wraps(init)
+    def initialise(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type == "tpu" and not hasattr(done, "here"):
+            torch.set_autocast_dtype("tpu", torch.bfloat16)
+            done.here = True
+        init(self, device_type, *args, **kwargs)
+
+    context.__init__ = initialise

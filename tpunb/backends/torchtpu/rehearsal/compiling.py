@@ -1,4 +1,4 @@
-"""torch.compile with tensors of the device: imported by its first call, because dynamo takes 4 s."""
+"""torch.compile with tensors of the device: imported by its first call, as dynamo takes 4 s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import torch
-import torch._dynamo as dynamo
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.registry import list_backends, lookup_backend, register_backend
 from torch.utils import _pytree
@@ -65,6 +64,3 @@ def choose_backend(graph: Any, inputs: Any, **options: Any) -> Any:
         return compile_graph(graph, inputs, **options)
     has_compiler = _torch._inductor.config.cpp.cxx[0] is not None
     return lookup_backend("inductor" if has_compiler else "aot_eager")(graph, inputs, **options)
-
-
-__all__ = ["choose_backend", "compile_graph", "compiled_graphs", "dynamo", "set_up"]

@@ -34,8 +34,6 @@ def install() -> None:
     if is_installed():
         return
     _check()
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
     from tpunb.backends.torchtpu.rehearsal import (
         autocast,
         backward_errors,
@@ -45,7 +43,8 @@ def install() -> None:
     )
 
     made = module.TpuModule()
-    _setup_privateuseone_for_python_backend(
+    registration: Any = torch.utils.backend_registration
+    registration._setup_privateuseone_for_python_backend(
         "tpu", backend_module=made, hook=_hooks(), device_guard=backward_errors.make_device_guard()
     )
     backward_errors.raise_in_backward()
@@ -76,9 +75,10 @@ def _check() -> None:
 
 
 def _hooks() -> Any:
-    accelerator: Any = torch._C._acc
+    core: Any = torch._C
+    accelerator = core._acc
 
-    class Hooks(accelerator.PrivateUse1Hooks):  # type: ignore[misc]
+    class Hooks(accelerator.PrivateUse1Hooks):  # type: ignore[misc, name-defined]
         def is_available(self) -> bool:
             return True
 

@@ -18,6 +18,7 @@ from tpunb.backends.torchtpu.rehearsal.plans import (
     check_device,
     cpu_kernel,
     make_kernel,
+    not_dense,
     swap,
 )
 
@@ -35,6 +36,13 @@ CPU_INDICES = {"index.Tensor": 1, "index_put_": 1, "_index_put_impl_": 1}
 """Operations whose indices may be on the CPU, as on CUDA, and where they are."""
 COMPOSITE = "convolution convolution_backward mode.values conj_physical_ conj_physical.out".split()
 """Operations that torch takes apart, or refuses, for a device that it does not know."""
+NOT_DENSE = {
+    "SparsePrivateUse1": "sparse",
+    "SparseCsrPrivateUse1": "sparse",
+    "QuantizedPrivateUse1": "quantized",
+    "NestedTensorPrivateUse1": "nested",
+}
+"""Dispatch keys of the device's tensors of other layouts, which it has not."""
 
 _empty_cpu = cpu_kernel(_aten.empty.memory_format)
 _empty_strided_cpu = cpu_kernel(_aten.empty_strided.default)
@@ -148,16 +156,43 @@ def read_scalar(self: torch.Tensor) -> Any:
     return to_cpu(self).item()
 
 
-def choose_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **k: Any
-) -> int:
-    """The CPU's choice between flash attention and plain operations, with the CPU's kernels."""
-    aliases = [None if t is None else to_cpu(t) for t in (query, key, value, attn_mask)]
-    if attn_mask is not None and attn_mask.requires_grad:
-        return 0  # flash attention has no gradient of the mask
-    chosen = _choose_attention_cpu(*aliases, *args, **kwargs)
-    # sdpa_kernel(SDPBackend.OVERRIDEABLE), which the CPU lacks, is what a TPU has.
-    return 0 if chosen < 0 and _C._get_overrideable_sdp_enabled() else chosen
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """With the CPU's fused kernel where the CPU takes it: torch asks no other device."""
+    rest: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    given = [t for t in (query, key, value, attn_mask) if t is not None]
+    masked = attn_mask is not None and attn_mask.requires_grad
+    # The CPU's choice raises if sdpa_kernel() allows SDPBackend.OVERRIDEABLE only, a TPU's own.
+    if _C._get_flash_sdp_enabled() and not masked and all(map(_is_plain, given)):
+        aliases = [None if t is None else to_cpu(t) for t in (query, key, value, attn_mask)]
+        if _choose_attention_cpu(*aliases, dropout_p, is_causal, **rest) == _FLASH:
+            mask = attn_mask
+            if mask is not None and mask.dtype is torch.bool:
+                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -math.inf)
+            return _flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+    return _attention_in_parts(query, key, value, attn_mask, dropout_p, is_causal, **rest)
+
+
+_FLASH = 1  # sdp::SDPBackend::flash_attention
+_flash: Any = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_attention_in_parts: Any = functools.partial(
+    _aten.scaled_dot_product_attention.default._op_dk, _C.DispatchKey.CompositeImplicitAutograd
+)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor is on the device, and not one that stands for others (of vmap, dynamo)."""
+    wrapped = _C._functorch.is_functorch_wrapped_tensor(value)
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and not (wrapped or value.is_cpu)
 
 
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
@@ -244,7 +279,7 @@ OWN: dict[str, Kernel] = {
     "set_.source_Tensor": set_tensor,
     "set_": set_nothing,
     "_local_scalar_dense": read_scalar,
-    "_fused_sdp_choice": choose_attention,
+    "scaled_dot_product_attention": attention,
     "native_dropout": native_dropout,
     "_efficientzerotensor": zero_tensor,
     "is_pinned": lambda self, device=None: False,
@@ -255,7 +290,8 @@ OWN: dict[str, Kernel] = {
     "remainder.Tensor": _take_remainder,
 }
 
-
+COMPOSED = "_thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention".split()
+"""Of OWN: what is made of other operations, whose gradients it has."""
 _TAKEN_APART = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",
@@ -265,15 +301,23 @@ _TAKEN_APART = (
 
 def _direct_names() -> Iterator[str]:
     """Operations that torch would take apart first: one call of Python instead of several."""
-    has = _C._dispatch_has_kernel_for_dispatch_key
-    for full in _C._dispatch_get_all_op_names():
-        namespace, _, name = full.partition("::")
-        if namespace != "aten" or name in OWN:
-            continue
-        if name.startswith("_foreach_") or (
-            has(full, "CPU") and any(has(full, key) for key in _TAKEN_APART)
-        ):
-            yield name.removesuffix(".")
+    registered = _C._dispatch_get_registrations_for_dispatch_key
+    taken_apart = {name for key in _TAKEN_APART for name in registered(key)}
+    names = taken_apart.intersection(registered("CPU"))
+    names.update(n for n in taken_apart if n.startswith("aten::_foreach_"))
+    yield from (n.removeprefix("aten::") for n in sorted(names) if n.startswith("aten::"))
+
+
+def _when_called(name: str) -> Kernel:
+    """Made by its first call: making all takes longer than all else that installing does."""
+    made: list[Kernel] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            made.append(make_kernel(find_op(name)))
+        return made[0](*args, **kwargs)
+
+    return kernel
 
 
 _kernels: dict[Any, Kernel] = {}
@@ -297,12 +341,18 @@ def register() -> list[Any]:
         table[name] = _with_indices(name, at)
     for name in itertools.chain(COMPOSITE, _direct_names()):
         if name not in table:
-            table[name] = make_kernel(find_op(name))
+            table[name] = _when_called(name)
     for name, kernel in table.items():
         aten.impl(name, kernel, "PrivateUse1")
-    for name in ("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"):
-        aten.impl(name, OWN[name], "AutogradPrivateUse1")  # with the gradients of its parts
+    for name in COMPOSED:
+        aten.impl(name, OWN[name], "AutogradPrivateUse1")
     aten.impl("_pin_memory", pin_memory, "CPU")
     aten.impl("is_pinned", is_pinned, "CPU")
     everything.fallback(fallback, "PrivateUse1")
+    for key, kind in NOT_DENSE.items():
+        everything.fallback(functools.partial(_refuse_layout, kind), key)
     return [aten, everything]
+
+
+def _refuse_layout(kind: str, op: Any, *args: Any, **kwargs: Any) -> Any:
+    raise not_dense(kind)

@@ -48,11 +48,13 @@ def _internal(prefer: str, since: tuple[int, int] = (2, 11)) -> Callable[[_F], _
     """Refuse a caller outside of torch, as torch_tpu 0.2.0 does: torch.accelerator has the name."""
 
     def decorate(function: _F) -> _F:
+        name = "device" if function.__name__ == "__init__" else function.__name__
+
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
             if caller not in _FRAMEWORK and torch_version() >= since:
-                _refuse(f"torch.tpu.{function.__name__}", prefer)
+                _refuse(f"torch.tpu.{name}", prefer)
             return function(*args, **kwargs)
 
         return checked  # type: ignore[return-value]
@@ -79,6 +81,15 @@ def _index(device: Any) -> int:
     if found.type != _DEVICE:
         raise ValueError(f"Expected a device of type 'tpu', but got {str(found)!r}")
     return found.index or 0
+
+
+def check_index(index: int) -> None:
+    """Refuse another core than this process's."""
+    if index > 0:
+        raise ValueError(
+            f"Cannot set TPU device to index {index}: this process has one TPU core, which is "
+            'tpu:0 in each process. Leave the call out, and use torch.device("tpu")'
+        )
 
 
 class EagerMode(enum.Enum):
@@ -146,6 +157,7 @@ class TpuEvent(torch.Event):
 class _Context:
     """`with torch.tpu.device(0)`: there is one device."""
 
+    @_internal("device_index")
     def __init__(self, device: Any = None) -> None:
         torch.tpu.set_device(0 if isinstance(device, int) and device < 0 else device)  # type: ignore[attr-defined]
 
@@ -205,12 +217,7 @@ class TpuModule(types.ModuleType):
 
     @_internal("set_device_index")
     def set_device(self, device: Any) -> None:
-        index = _index(device)
-        if index:
-            raise ValueError(
-                f"Cannot set TPU device to index {index}: this process has one TPU core, which is "
-                'tpu:0 in each process. Leave the call out, and use torch.device("tpu")'
-            )
+        check_index(_index(device))
 
     @_internal("synchronize")
     def synchronize(self, device: Any = None) -> None:
@@ -237,12 +244,12 @@ class TpuModule(types.ModuleType):
 
     @_internal("random.initial_seed", since=(2, 13))
     def initial_seed(self) -> int:
-        return seeds.default_generator().initial_seed()
+        return seeds.default_generator().initial_seed()  # type: ignore[no-any-return]
 
     @_internal("random.get_rng_state", since=(2, 13))
     def get_rng_state(self, device: Any = _DEVICE) -> torch.Tensor:
         self._check_current(device)
-        return seeds.default_generator().get_state()
+        return seeds.default_generator().get_state()  # type: ignore[no-any-return]
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = _DEVICE) -> None:
         self._check_current(device)
@@ -266,13 +273,13 @@ class TpuModule(types.ModuleType):
         return TpuDeviceProperties(self.get_device_name(), total)
 
     @contextlib.contextmanager
-    def precision(self, mode: Precision) -> Iterator[None]:
+    def precision(self, mode: Any) -> Iterator[None]:
         if not isinstance(mode, Precision):
             raise ValueError(f"expected a torch.tpu.Precision, got {mode!r}")
         yield
 
     @contextlib.contextmanager
-    def set_eager_mode(self, mode: EagerMode) -> Iterator[None]:
+    def set_eager_mode(self, mode: Any) -> Iterator[None]:
         yield
 
     def topology_aware_mesh(self, mesh_shape: tuple[int, ...], **kwargs: Any) -> torch.Tensor:

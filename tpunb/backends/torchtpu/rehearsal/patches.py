@@ -11,12 +11,14 @@ import os
 import resource
 import warnings
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
 from tpunb.backends.torchtpu.rehearsal import seeds
 from tpunb.backends.torchtpu.rehearsal.kernels import PINNED
+from tpunb.backends.torchtpu.rehearsal.module import check_index
 
 _C: Any = torch._C
 _torch: Any = torch
@@ -28,6 +30,7 @@ def apply() -> None:
     _patch_storages()
     _patch_generators()
     _patch_memory()
+    _patch_sharing()
     _patch_data_parallel()
     _patch_compile()
 
@@ -42,7 +45,7 @@ def _new_storage(size: int) -> Any:
 
 def _patch_storages() -> None:
     storage: Any = torch.UntypedStorage
-    resize, to, clone = storage.resize_, storage.to, storage.clone
+    resize, to, clone, make = storage.resize_, storage.to, storage.clone, storage.__new__
 
     @functools.wraps(resize)
     def resize_(self: Any, size: int) -> Any:
@@ -67,7 +70,17 @@ def _patch_storages() -> None:
             return clone(self)
         return _new_storage(self.nbytes()).copy_(self)
 
+    @functools.wraps(make)
+    def storage_new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or not _is_tpu(device):
+            return make(cls, *args, **kwargs)
+        if args and not isinstance(args[0], int):
+            return make(cls, *args).to(device="tpu")
+        return _new_storage(args[0] if args else kwargs.get("size", 0))
+
     storage.resize_, storage.to, storage.clone = resize_, storage_to, storage_clone
+    storage.__new__ = staticmethod(storage_new)
 
 
 def _patch_generators() -> None:
@@ -77,7 +90,7 @@ def _patch_generators() -> None:
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, cpu)
 
-    class Generator(cpu, metaclass=AnyGenerator):  # type: ignore[misc]
+    class Generator(cpu, metaclass=AnyGenerator):  # type: ignore[misc, valid-type]
         """`torch.Generator`, also of the device."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -101,7 +114,13 @@ def _patch_memory() -> None:
     def info(index: int) -> tuple[int, int]:
         return tuple(page * os.sysconf(f"SC_{name}PHYS_PAGES") for name in ("AV", ""))  # type: ignore[return-value]
 
+    def exchange(index: int) -> int:
+        check_index(index)
+        return 0
+
     replaced: dict[str, Callable[..., Any]] = {
+        "setDeviceIndex": check_index,
+        "exchangeDevice": exchange,
         "synchronizeDevice": lambda index: None,
         "emptyCache": lambda: None,
         "emptyHostCache": lambda: None,
@@ -115,6 +134,25 @@ def _patch_memory() -> None:
     for name, function in replaced.items():
         if hasattr(_C, f"_accelerator_{name}"):
             setattr(_C, f"_accelerator_{name}", function)
+
+
+def _patch_sharing() -> None:
+    """torch shares memory with other processes by its file, and the device's memory has none."""
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        reduce = ForkingPickler._extra_reducers[kind]  # type: ignore[attr-defined]
+        ForkingPickler.register(kind, functools.partial(_reduce, reduce))
+
+
+def _reduce(reduce: Callable[[Any], Any], value: Any) -> Any:
+    """Raises where the tensor arrives: a queue sends in a thread, whose errors nobody gets."""
+    return (_refuse_shared, ()) if value.device.type == "tpu" else reduce(value)
+
+
+def _refuse_shared() -> None:
+    raise RuntimeError(
+        "A tensor on the TPU cannot be sent to another process, or come from a DataLoader's "
+        'worker. Send a tensor of the CPU, and use .to("tpu") where it arrives'
+    )
 
 
 def _patch_data_parallel() -> None:
@@ -153,7 +191,7 @@ def _allow_pinned() -> None:
         storage = torch.UntypedStorage(count * dtype.itemsize, device="cpu")
         if pin_memory:
             setattr(storage, PINNED, True)
-        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, size, stride)  # type: ignore[call-overload]
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, size, stride)
 
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():

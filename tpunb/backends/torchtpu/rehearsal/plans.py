@@ -9,6 +9,7 @@ at their arguments. Any may return one: linalg.lu_solve does.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ _CPU_DEVICE = torch.device("cpu")
 _has_kernel: Any = _C._dispatch_has_kernel_for_dispatch_key
 _has_computed_kernel: Any = _C._dispatch_has_computed_kernel_for_dispatch_key
 _share_storage: Any = _C._is_alias_of
+_count_writes: Any = torch.autograd.graph.increment_version
 _modes_enabled: Any = _C._is_torch_function_mode_enabled
 
 
@@ -50,13 +52,12 @@ def cpu_kernel(op: Any) -> Kernel:
 def _direct(op: Any) -> Kernel:
     """A call that skips the dispatcher, which crashes if the kernel is not the CPU's own."""
     own = _has_kernel(op.name(), "CPU")
-    return functools.partial(op._op_dk, KEY) if own else op._op  # type: ignore[no-any-return]
+    return functools.partial(op._op_dk, KEY) if own else op._op
 
 
 _set: Kernel = cpu_kernel(torch.ops.aten.set_.source_Storage_storage_offset)
 _as_strided: Kernel = cpu_kernel(torch.ops.aten.as_strided.default)
 _empty: Kernel = cpu_kernel(torch.ops.aten.empty.memory_format)
-_resize_output: Kernel = cpu_kernel(torch.ops.aten._resize_output_.default)
 
 
 def swap(value: torch.Tensor, new: torch.Tensor) -> None:
@@ -96,7 +97,21 @@ def make_kernel(op: Any) -> Kernel:
     tensor = [str(value.type) for value in schema.returns] == ["Tensor"]
     if tensor and not (bits or written or seeded):
         return _new_tensor(op, plain)
-    return _general(op, bits, seeded, [a.name for a in schema.arguments if a.is_out], returned)
+    kernel = _general(op, bits, seeded, [a.name for a in schema.arguments if a.is_out], returned)
+    lists = [n for n, a in enumerate(schema.arguments) if a in written and "List" in str(a.type)]
+    return _counting(kernel, lists) if lists and not any(a.is_out for a in written) else kernel
+
+
+def _counting(kernel: Kernel, lists: Sequence[int]) -> Kernel:
+    """Count the writes to lists of tensors: torch leaves their version counters to the kernels."""
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        for position in lists:
+            _count_writes([t for t in args[position] if not t.is_cpu])
+        return result
+
+    return counting
 
 
 def _returned(schema: Any, value: Any) -> Returned:
@@ -172,14 +187,19 @@ def new_tensor(result: Any) -> Any:
     """A kernel's result on the device; None if the kernel was told not to compute it."""
     try:
         return None if result is None else to_tpu(result)
-    except RuntimeError:
+    except (RuntimeError, BufferError):
         if result.layout is torch.strided and not result.is_quantized:
             raise
-        kind = "quantized" if result.is_quantized else f"{result.layout}"
-        raise NotImplementedError(
-            f"A {kind} tensor cannot be on a rehearsed TPU. Use dense tensors: sparse=False of "
-            "nn.Embedding, .to_dense()"
-        ) from None
+        kind = "quantized" if result.is_quantized else str(result.layout).removeprefix("torch.")
+        raise not_dense(kind) from None
+
+
+def not_dense(kind: str) -> NotImplementedError:
+    """The error for a tensor that DLPack cannot describe."""
+    return NotImplementedError(
+        f"A {kind} tensor cannot be on a rehearsed TPU. Use dense tensors: sparse=False of "
+        "nn.Embedding, .to_dense()"
+    )
 
 
 def _general(
@@ -283,5 +303,11 @@ def _adopt(out: torch.Tensor, new: torch.Tensor) -> None:
             swap(out, bare_tpu(new))
         return
     if out.shape != new.shape:
-        _resize_output(out, new.shape, out.device)  # with torch's warning
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {[*out.shape]}, "
+            f"which does not match the required output shape {[*new.shape]}. torch deprecates "
+            "this: reuse a tensor for another shape with out.resize_(0)",
+            stacklevel=2,
+        )
+        out.resize_(new.shape)
     to_cpu(out).copy_(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ class TpuGenerator(_CpuGenerator):  # type: ignore[misc]
 
     def __new__(cls, device: Any = "tpu") -> TpuGenerator:
         made: TpuGenerator = _CpuGenerator.__new__(cls, "cpu")
+        _made[made._cdata] = made
         return made
 
     @property
@@ -40,6 +42,8 @@ def _rebuild(seed: int, state: torch.Tensor) -> TpuGenerator:
     return made
 
 
+_made: weakref.WeakValueDictionary[int, TpuGenerator] = weakref.WeakValueDictionary()
+"""By the address of the generator in C++: a kernel gets another object of Python for it."""
 _default: list[TpuGenerator] = []
 
 
@@ -66,10 +70,10 @@ def seed(op: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
-def _chosen(given: Any) -> TpuGenerator:
+def _chosen(given: Any) -> Any:
     if given is None:
         return default_generator()
-    if not isinstance(given, TpuGenerator):
+    if given._cdata not in _made:
         raise RuntimeError(
             "Expected a generator of the TPU, but got one of the CPU: make it with "
             'torch.Generator(device="tpu")'
