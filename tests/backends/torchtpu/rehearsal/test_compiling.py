@@ -26,6 +26,7 @@ def test_graphs_of_the_device() -> None:
     assert torch.compile(double, backend="eager")(torch.ones(2, 2)).tolist() == [[4, 4], [4, 4]]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's import
 @pytest.mark.parametrize(
     ("options", "error"),
     [({"mode": "max-autotune"}, TypeError), ({"backend": "inductor"}, RuntimeError)],

@@ -144,7 +144,7 @@ def _patch_sharing() -> None:
 
 
 def _reduce(reduce: Callable[[Any], Any], value: Any) -> Any:
-    """Raises where the tensor arrives: a queue sends in a thread, whose errors nobody gets."""
+    """Raises where the tensor arrives: a queue sends in a thread, whose errors are lost."""
     return (_refuse_shared, ()) if value.device.type == "tpu" else reduce(value)
 
 

@@ -147,7 +147,10 @@ def _convert(op: Any, alias: Kernel) -> Kernel:
                 raise mixed_devices(op, value)
             return value
         if isinstance(value, (list, tuple)):
-            return [convert(item) for item in value]
+            return [
+                alias(item) if isinstance(item, _Tensor) and not item.is_cpu else convert(item)
+                for item in value
+            ]
         if isinstance(value, torch.device):
             check_device(value)
             return _CPU_DEVICE
@@ -184,7 +187,7 @@ def _new_tensor(op: Any, plain: bool) -> Kernel:
 
 
 def new_tensor(result: Any) -> Any:
-    """A kernel's result on the device; None if the kernel was told not to compute it."""
+    """A kernel's result on the device; None if it was not asked for."""
     try:
         return None if result is None else to_tpu(result)
     except (RuntimeError, BufferError):
@@ -210,8 +213,10 @@ def _general(
         call = seeds.seed(op, call)
     if outs:
         call = _writing_outs(call, outs)
-    convert = _convert(op, to_cpu if bits else bare_cpu)
-    writes = any(returned)
+    alias = to_cpu if bits else bare_cpu
+    convert = _convert(op, alias)
+    tensors = [a for a in op._schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")]
+    writes = any(returned) and len(tensors) > 1
     several = len(returned) > 1
 
     def back(result: Any, where: Returned, args: Any, kwargs: Any) -> Any:
@@ -225,7 +230,10 @@ def _general(
         return result
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        cpu = [convert(value) for value in args]
+        cpu = [
+            alias(value) if isinstance(value, _Tensor) and not value.is_cpu else convert(value)
+            for value in args
+        ]
         cpu_kwargs = {name: convert(value) for name, value in kwargs.items()} if kwargs else {}
         if writes:
             _keep_overlaps(args, kwargs, cpu, cpu_kwargs)
