@@ -302,9 +302,9 @@ class LintOptions:
 
 
 def _lint(chosen: LintOptions) -> int:
+    from tpunb.notebook.convert.stack import written_for
     from tpunb.notebook.files import load_snapshot
     from tpunb.notebook.lint.linter import lint
-    from tpunb.notebook.convert.stack import written_for
 
     several = len(chosen.notebooks) > 1
     if several and chosen.cell is not None:
