@@ -39,8 +39,10 @@ demo: $(DEMO_VENV)/.ready
 test: .venv/.ready $(if $(filter true,$(CI)),test-torchtpu)
 	.venv/bin/pytest $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
+TORCHTPU_TESTS := tests/backends/torchtpu $(addprefix tests/backends/rehearsal/,test_distributed.py test_install.py)
+
 test-torchtpu: .venv-torchtpu/.ready
-	.venv-torchtpu/bin/pytest $(WORKERS) --dist loadgroup tests/backends/torchtpu $(ARGS)
+	.venv-torchtpu/bin/pytest $(WORKERS) --dist loadgroup $(TORCHTPU_TESTS) $(ARGS)
 
 test-long: .venv/.ready
 	.venv/bin/pytest --numprocesses 2 --dist loadfile tests/long $(ARGS)
