@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,10 @@ ADDRESSES, TOPOLOGY, SESSION = environment.LAUNCH_VARIABLES
 
 @pytest.fixture(autouse=True)
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the fake torch_tpu is."""
+    """Where the fake torch_tpu is, which no rehearsed device of another test hides."""
+    for name in [name for name in sys.modules if name.startswith(("torch_tpu", "torch.tpu"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("torch.tpu", raising=False)
     monkeypatch.syspath_prepend(torch_tpu.install(tmp_path / "packages"))
     return tmp_path / "packages"
 

@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 
+import tpunb
 from tpunb.utils.errors import SetupError
+
+OURS = str(Path(tpunb.__file__).parent)
 
 
 def test_a_tensor_is_on_the_device() -> None:
@@ -83,7 +86,7 @@ def test_mixed_devices_raise_at_the_line() -> None:
         with pytest.raises(RuntimeError, match=re.escape('Move it with .to("tpu")')) as caught:
             call()
         files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
-        others = [f for f in files if "site-packages/torch/" not in f and "/tpunb/tpunb/" not in f]
+        others = [f for f in files if "site-packages/torch/" not in f and not f.startswith(OURS)]
         assert others[-1] == __file__
         assert len(files) < 10
     assert (torch.ones(2, device="tpu") + torch.tensor(1.0)).tolist() == [2, 2]

@@ -16,6 +16,9 @@ NAMES: Mapping[str, str] = {
         "registers a device whose kernels are in Python"
     ),
     "torch._C._acc.PrivateUse1Hooks": "its argument",
+    "torch._C._acc.DeviceGuard": "takes errors of hooks in backward, which end the process",
+    "torch._C._autograd.DeviceType": "what it answers",
+    "torch.autograd.graph._engine_run_backward": "replaced: raises these errors",
     "torch._C._to_dlpack": "the memory of a tensor of any device, without torch.Tensor's checks",
     "torch._C._from_dlpack": "a tensor over that memory",
     "torch.Tensor._neg_view": "sets the negative bit, which DLPack lacks",
