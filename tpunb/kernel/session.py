@@ -153,9 +153,14 @@ class Session:
     def _prepare_device(self, info: ExecutionInfo) -> None:
         """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
         text = str(info.raw_cell or "")
-        if self._has_tpu_device or "tpu" not in text or "tpu_train" in cell_magics(text):
+        if "tpu" in text and "tpu_train" not in cell_magics(text):
+            self._rehearse_tpu(text)
+
+    def _rehearse_tpu(self, cell: str = "") -> None:
+        """Rehearse TorchTPU's device in the kernel if runs use it, unless it has the TPU."""
+        if self._has_tpu_device:
             return
-        choice = self.choose_backend(text)
+        choice = self.choose_backend(cell)
         if choice.backend != "torchtpu" or choice.problem(on_tpu=False) is not None:
             return
         self._has_tpu_device = True
@@ -254,6 +259,7 @@ class Session:
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
         self._has_tpu_device |= options.kernel_device == "TPU"
+        self._rehearse_tpu()
         change = self.choose_device(options.kernel_device)
         if change and options.kernel and not options.json:
             print(change)

@@ -22,13 +22,16 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tpunb.kernel import papermill
+from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.launcher import fingerprint_of
 from tpunb.kernel.supervisor import LentSupervisor
 from tpunb.machine import environment, machine
+from tpunb.notebook.files import load_cells
 from tpunb.notebook.trial_cells import note_kept
 from tpunb.runs import state, tensorboard
 from tpunb.runs.directory import RunDir
@@ -53,14 +56,17 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)  # keeps papermill's output apart from the replies
     del sys.path[0]  # the folder of this tpunb, which a kernel would not have
-    lent = _lend()  # imports torch in the background
+    first = sys.stdin.readline()
+    if not first:
+        return
+    lent = _lend(json.loads(first))  # imports torch in the background
     _import_all()
     try:
-        for line in sys.stdin:
+        for line in chain([first], sys.stdin):
+            order = json.loads(line)
             if not lent.alive:  # it ends after an hour without a run
                 lent.close()
-                lent = _lend()
-            order = json.loads(line)
+                lent = _lend(order)
             reply = _run(order, lent)
             _end_runs(Path(order["ran"]))
             os.write(replies, (json.dumps(reply) + "\n").encode())
@@ -69,10 +75,12 @@ def main() -> None:
             lent.close()
 
 
-def _lend() -> LentSupervisor:
+def _lend(order: Mapping[str, Any]) -> LentSupervisor:
     """Start a supervisor for the kernels of trials, which have this process's environment."""
-    here = machine.detect_machine(os.environ)
-    env = environment.run_environment(os.environ, here.device, machine=here)
+    cells = load_cells(order["notebook"])
+    code = [(cell.number, cell.source) for cell in cells if cell.kind == "code"]
+    here = machine.detect_machine(os.environ).with_backend(choose_for(None, code).backend)
+    env = environment.run_environment(os.environ, here.device, None, here, here.backend)
     return LentSupervisor(environment.fork_server_environment(env), fingerprint_of(env))
 
 

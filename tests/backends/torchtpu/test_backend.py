@@ -82,6 +82,7 @@ def test_the_code_decides_what_ranks_train_with(nb: Kernel) -> None:
 
 def test_setup_overrides_the_code(nb: Kernel) -> None:
     nb.run("%tpu_setup --backend torchtpu", "load").good()
+    assert nb.value("str(torch.accelerator.current_accelerator())") == "tpu"
     train(nb, "print(torch.accelerator.current_accelerator())").good()
     assert spec(nb).backend == "torchtpu"
     assert "tpu" in last(nb).log.read_text()
