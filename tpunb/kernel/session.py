@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from tpunb.backends.choice import Choice, Sign, choose, find_installed
+from tpunb.backends.choice import LABELS, Choice, Sign, choose, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
@@ -32,6 +32,7 @@ from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
 from tpunb.kernel.options import (
     AttachOptions,
+    DebugCellOptions,
     LaunchOptions,
     SetupOptions,
     TrainOptions,
@@ -203,6 +204,21 @@ class Session:
             for name, found in stacks_named(sources).items()
         }
         return choose(self.defaults.backend, named, find_installed())
+
+    def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
+        """Return the backend of a `%%tpu_debug` cell; raise an error if it cannot run.
+
+        The kernel never opens a TPU for it: without torch_xla, the device is rehearsed.
+        """
+        choice = self.choose_backend(cell)
+        choice.require("%%tpu_debug", on_tpu=False)
+        if choice.backend != "xla" and options.profile:
+            raise UsageError(
+                "%%tpu_debug --profile writes a trace of torch_xla, and this notebook uses "
+                f"{LABELS[choice.backend]} ({choice.why}): use torch.profiler in the cell, or "
+                "%%tpu_train --profile"
+            )
+        return choice.backend
 
     def machine(
         self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
