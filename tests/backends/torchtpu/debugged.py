@@ -185,6 +185,20 @@ for epoch in range(3):
     opt.step()
     print(loss.item())  #! read
 """,
+    "an optimizer with a closure": """\
+model, _ = make()
+opt = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+def closure():
+    opt.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+x = rows().to(device)
+for step in range(3):
+    opt.step(closure)  #! read
+""",
     # -- data that is moved again
     "the same batch again": _loop(
         "x = data.to(device)  #! transfer\nloss = model(x).square().mean()",
@@ -494,6 +508,7 @@ from torch.utils.checkpoint import checkpoint
 
 model, opt = make()
 weights = torch.func.vmap(lambda x: x.square().sum())(rows().to(device))
+outputs = torch.func.vmap(model)(rows().to(device))
 slope = torch.func.grad(lambda x: x.sin().sum())(rows().to(device))
 
 def batches():

@@ -173,9 +173,15 @@ def _models(
 
 
 def _has_values(tensor: Any) -> bool:
-    """True for tensors of floats, except those with which torch.compile traces a function."""
-    traced = isinstance(tensor, (FakeTensor, FunctionalTensor))
-    return isinstance(tensor, torch.Tensor) and not traced and tensor.is_floating_point()
+    """True for tensors of floats that can be read: not while a function is traced or transformed.
+
+    torch.compile traces with tensors of its own; torch.func.vmap and grad wrap them
+    (`is_functorch_wrapped_tensor` is private; torch 2.9 to 2.13).
+    """
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor)):
+        return False
+    functorch: Any = torch._C._functorch
+    return tensor.is_floating_point() and not functorch.is_functorch_wrapped_tensor(tensor)
 
 
 @dataclass(frozen=True)

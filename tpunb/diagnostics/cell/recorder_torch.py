@@ -122,7 +122,7 @@ class TorchRecorder(Recorder, TorchDispatchMode):
                 self._add_read("__repr__", self.place(), time.perf_counter() - begun)
             return text
 
-        return represent
+        return _not_compiled(represent)
 
     @property
     def programs(self) -> int:
@@ -269,14 +269,29 @@ class _Engine(EngineWatch):
     def __init__(self, recorder: TorchRecorder) -> None:
         super().__init__(lambda: None)
         self._recorder = recorder
+        run = self._run
 
-    def run_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            return run(*args, **kwargs)
+
+        self.run_backward = _not_compiled(run_backward)  # type: ignore[method-assign]
+
+    def _run(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         self._recorder.begin_backward(tensors)
         self._recorder.in_backward = True
         try:
             return self._engine.run_backward(tensors, *args, **kwargs)
         finally:
             self._recorder.in_backward = False
+
+
+def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which torch.compile does not trace. (Private, as torch.compiler.disable imports
+    the compiler; torch 2.9 to 2.13.)
+    """
+    disabled: Any = torch
+    wrapped: Callable[..., Any] = disabled._disable_dynamo(function)
+    return wrapped
 
 
 def _name(func: Any) -> tuple[str, str]:

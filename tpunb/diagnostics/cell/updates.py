@@ -43,7 +43,9 @@ class Updates:
 
     def __init__(self, recorder: TorchRecorder) -> None:
         self._recorder = recorder
-        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], ...]] = {}
+        """By optimizer: the gradient of its first parameter before and after its last step, which
+        differ if a closure computes it again."""
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._moved: dict[int, dict[int, Moved]] = {}
         self.kept: dict[int, int] = {}
@@ -51,8 +53,9 @@ class Updates:
 
     def before(self, stepped: OptimizerStats, inspected: bool) -> None:
         gradient = _first_gradient(stepped)
-        last = self._gradients.get(id(stepped.optimizer))
-        same = gradient is not None and last is not None and last() is gradient
+        last = self._gradients.get(id(stepped.optimizer), ())
+        same = gradient is not None and len(last) == 2 and all(ref() is gradient for ref in last)
+        self._gradients[id(stepped.optimizer)] = _reference(gradient)
         if same and id(gradient) not in self._recorder.overwritten:
             self.kept[id(stepped.optimizer)] = self.kept.get(id(stepped.optimizer), 0) + 1
         self._before = []
@@ -64,7 +67,7 @@ class Updates:
 
     def after(self, stepped: OptimizerStats) -> None:
         if (gradient := _first_gradient(stepped)) is not None:
-            self._gradients[id(stepped.optimizer)] = weakref.ref(gradient)
+            self._gradients[id(stepped.optimizer)] += _reference(gradient)
             self._recorder.overwritten.discard(id(gradient))
         known = self._moved.setdefault(id(stepped.optimizer), {})
         for parameter, old, moves in self._before:
@@ -93,6 +96,10 @@ class Updates:
 
 def _first_gradient(stepped: OptimizerStats) -> torch.Tensor | None:
     return next((p.grad for p in stepped.parameters() if p.grad is not None), None)
+
+
+def _reference(tensor: torch.Tensor | None) -> tuple[weakref.ref[torch.Tensor], ...]:
+    return () if tensor is None else (weakref.ref(tensor),)
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
