@@ -123,7 +123,7 @@ def _of_torch(backend: BackendName) -> Iterator[None]:
     """What surrounds a cell of another backend: it is the only rank of torch.distributed."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    missing = {} if "RANK" in os.environ else alone
+    missing = {name: value for name, value in alone.items() if name not in os.environ}
     os.environ.update(missing)
     names = Replacements({"torch": _rehearse_groups} if backend == "torchtpu" else {})
     names.begin()
