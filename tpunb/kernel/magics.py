@@ -125,7 +125,8 @@ class TpuMagics(Magics):
 
     @_cell(options.DEBUG)
     def tpu_debug(self, chosen: DebugCellOptions, cell: str) -> Any:
-        if change := self.session.choose_device():
+        backend = self.session.backend_of_debug(chosen, cell)
+        if backend == "xla" and (change := self.session.choose_device()):
             print(change)
         runs = self.session.defaults.runs
         wanted = debug.DebugSettings(
@@ -136,6 +137,7 @@ class TpuMagics(Magics):
             nan=chosen.nan,
             pdb=chosen.pdb,
             profile=debug.new_profile_folder(runs) if chosen.profile else None,
+            backend=backend,
         )
         return debug.run_cell(self.session.shell, cell, wanted)
 

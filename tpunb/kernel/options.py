@@ -390,7 +390,7 @@ class LaunchOptions(TrainOptions):
 class DebugCellOptions:
     """Options of `%%tpu_debug`."""
 
-    no_report: bool = flag("--no-report", help="do not report what XLA did with the cell")
+    no_report: bool = flag("--no-report", help="run the cell without a report")
     steps: int | None = option(
         "--steps", type=_step_count, metavar="N", help="stop the cell's training loop after N steps"
     )
@@ -541,7 +541,7 @@ TRAIN = MagicParser(
 DEBUG = MagicParser(
     "%%tpu_debug",
     DebugCellOptions,
-    "Run this cell in the kernel, on one core, and report on XLA.",
+    "Run this cell in the kernel, on one core, and report what slows it down or is wrong.",
 )
 RUNS = MagicParser("%tpu_runs", RunsOptions, "List the runs, newest first.")
 LOGS = MagicParser("%tpu_logs", LogsOptions, "Show or search the log of a run.")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from tpunb.backends.choice import BackendChoice, find_installed
+from tpunb.backends.choice import LABELS, BackendChoice, find_installed
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
@@ -33,6 +33,7 @@ from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
 from tpunb.kernel.options import (
     AttachOptions,
+    DebugCellOptions,
     LaunchOptions,
     SetupOptions,
     TrainOptions,
@@ -122,6 +123,8 @@ class Session:
         self.auto_stop = AutoStop()
         self._ahead = False
         self._has_tpu_device = False
+        if "tpu" in "".join(earlier[-1:]).replace("tpunb", ""):  # no hook has seen this cell
+            self._rehearse_tpu()
         self._rank_names = RankNames()
         self._hooks: tuple[tuple[str, Any], ...] = (
             ("pre_run_cell", self.auto_stop.begin_cell),
@@ -204,6 +207,21 @@ class Session:
         newest = {run.id or run.source: run for run in self.history.executions() if not run.failed}
         cells = [(run.number, run.source) for run in newest.values()]
         return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
+
+    def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
+        """Return the backend of a `%%tpu_debug` cell; raise an error if it cannot run.
+
+        The kernel never opens a TPU for it: without torch_xla, the device is rehearsed.
+        """
+        choice = self.choose_backend(cell)
+        choice.require("%%tpu_debug", on_tpu=False)
+        if choice.backend != "xla" and options.profile:
+            raise UsageError(
+                "%%tpu_debug --profile writes a trace of torch_xla, and this notebook uses "
+                f"{LABELS[choice.backend]} ({choice.why}): use torch.profiler in the cell, or "
+                "%%tpu_train --profile"
+            )
+        return choice.backend
 
     def machine(
         self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None

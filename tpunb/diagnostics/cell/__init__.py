@@ -1,4 +1,4 @@
-"""`%%tpu_debug`: runs a cell on one core in the kernel, and reports what XLA did."""
+"""`%%tpu_debug`: runs a cell on one core in the kernel, and reports on it."""
 
 from tpunb.diagnostics.cell.run import (
     DebugSettings,

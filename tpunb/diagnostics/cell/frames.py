@@ -29,8 +29,15 @@ Line = tuple[CodeType, int]
 
 _OURS = "tpunb.diagnostics.cell."
 _HELPERS = "tpunb."
-_METHODS = (_OURS, "torch._tensor", "torch.overrides")
-"""Modules between torch's function mode and the code that reads a tensor's value."""
+_METHODS = (
+    *(_OURS, "torch._tensor", "torch.overrides"),
+    *("torch._dynamo", "torch._compile", "torch.utils._contextlib"),
+)
+"""Modules between torch's modes and the code that reads a tensor's value."""
+_OF_OPTIMIZERS = (_OURS, "torch.optim", "torch.utils", "torch.autograd")
+"""Modules between a call of an optimizer's step and its hooks: wrappers, schedulers."""
+_GRAPHS = ("torch._functorch._aot_autograd", "torch._dynamo.backends", "torch._inductor")
+"""Modules that run compiled graphs."""
 
 
 def innermost_line(files: Container[str]) -> SourceLine | None:
@@ -41,6 +48,32 @@ def innermost_line(files: Container[str]) -> SourceLine | None:
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def whereabouts(files: Container[str]) -> tuple[SourceLine | None, bool]:
+    """The innermost running line of the notebook, and whether a compiled graph runs below it."""
+    compiled = False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in files:
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno), compiled
+        compiled = compiled or frame.f_globals.get("__name__", "").startswith(_GRAPHS)
+        frame = frame.f_back
+    return None, compiled
+
+
+def reader_name(files: Container[str]) -> str:
+    """The method of a tensor that reads its value here; "" for those without a Python frame.
+
+    Not for `__repr__`, below which torch has no modes.
+    """
+    name = ""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in files:
+        if frame.f_globals.get("__name__", "") == "torch._tensor":
+            name = frame.f_code.co_name
+        frame = frame.f_back
+    return name
 
 
 def reads_on_purpose() -> bool:
@@ -59,6 +92,17 @@ def reads_on_purpose() -> bool:
             reader = name
         frame = frame.f_back
     return reader.startswith(_HELPERS)
+
+
+def optimizer_called_by(files: Container[str]) -> bool:
+    """True if a line of the notebook calls the optimizer's step directly, seen from its hooks.
+
+    Other callers (xm.optimizer_step, tpunb, libraries) reduce the gradients first.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OF_OPTIMIZERS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename in files
 
 
 def running_lines(files: Container[str]) -> list[Line]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -17,14 +20,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tpunb.backends.xla import runtime
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.recorder import Recorder
 
 _FIRST = 3
 """Number of first steps of an optimizer that are all inspected; then the 4th, 8th, 16th, …"""
-_TORCH = ("torch.optim", "torch.utils", "torch.autograd")
-"""Modules between a call of an optimizer's step and its hooks: wrappers, schedulers."""
+_MOST_OPERATORS = 4096
+"""Answers of the device that are kept until they are read, at the latest."""
 _REDUCING = ("DistributedDataParallel", "FullyShardedDataParallel", "XlaFullyShardedDataParallel")
 
 
@@ -38,13 +40,22 @@ class OptimizerStats:
     without: dict[int, torch.Tensor] | None = None
     """Parameters without a gradient at every inspected step."""
     elsewhere: list[torch.Tensor] = field(default_factory=list)
-    """Parameters that are not on the XLA device."""
+    """Parameters that are not on the device."""
 
     def parameters(self) -> list[torch.Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
-class Gradients:
+class StepCheck(Protocol):
+    """A further check of each optimizer step."""
+
+    def before(self, stepped: OptimizerStats, inspected: bool) -> None:
+        """`inspected`: this step is one of those that may cost time."""
+
+    def after(self, stepped: OptimizerStats) -> None: ...
+
+
+class Gradients(ABC):
     """Observes all optimizers of the process. `namespace`: the notebook's."""
 
     def __init__(
@@ -53,12 +64,20 @@ class Gradients:
         self._recorder = recorder
         self._files = files
         self._namespace = namespace
-        self._reduced = False
         self.optimizers: dict[int, OptimizerStats] = {}
         self.names: dict[int, str] = {}
         """The names of parameters, keyed by their id(): 'model.head.weight'."""
         self.models: dict[str, torch.nn.Module] = {}
+        self.checks: list[StepCheck] = []
         self.before_step: list[Callable[[list[tuple[str, torch.Tensor]]], None]] = []
+
+    @abstractmethod
+    def is_reduced(self) -> bool:
+        """True if gradients have been reduced over the cores; called right before a step."""
+
+    @abstractmethod
+    def is_elsewhere(self, parameter: torch.Tensor) -> bool:
+        """True for a parameter that is not on the device, but should be."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -72,42 +91,33 @@ class Gradients:
             for handle in handles:
                 handle.remove()
 
-    def reducing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-
-        def reduce(*args: Any, **kwargs: Any) -> Any:
-            self._reduced = True
-            return function(*args, **kwargs)
-
-        return reduce
-
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # otherwise torch.compile would trace this as well
+            return
         with self._recorder.quiet():
             stepped = self.optimizers.get(id(optimizer))
             if stepped is None:
                 stepped = OptimizerStats(optimizer, self._recorder.place())
                 self.optimizers[id(optimizer)] = stepped
             stepped.steps += 1
-            stepped.reduced = stepped.reduced or self._reduced or not self._called_by_notebook()
-            self._reduced = False
-            if stepped.steps <= _FIRST or stepped.steps & (stepped.steps - 1) == 0:
+            stepped.reduced = self.is_reduced() or stepped.reduced
+            inspected = stepped.steps <= _FIRST or stepped.steps & (stepped.steps - 1) == 0
+            if inspected:
                 self._inspect(stepped)
+            for check in self.checks:
+                check.before(stepped, inspected)
             for act in self.before_step:
                 named = [(self.name(p), p) for p in stepped.parameters()]
                 act(named)
         self._recorder.in_optimizer = True
 
-    def _called_by_notebook(self) -> bool:
-        """True if a line of the notebook calls the optimizer's step directly.
-
-        Other callers (xm.optimizer_step, tpunb, libraries) reduce the gradients first.
-        """
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(_TORCH):
-            frame = frame.f_back
-        return frame is not None and frame.f_code.co_filename in self._files
-
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         self._recorder.in_optimizer = False
+        for check in self.checks:
+            with self._recorder.quiet():
+                check.after(self.optimizers[id(optimizer)])
         self._recorder.optimizer_stepped(max(stats.steps for stats in self.optimizers.values()))
 
     def _inspect(self, stepped: OptimizerStats) -> None:
@@ -120,7 +130,7 @@ class Gradients:
             stepped.without = {
                 key: stepped.without[key] for key in stepped.without if key in without
             }
-        stepped.elsewhere = [p for p in parameters if p.device.type != "xla"]
+        stepped.elsewhere = [p for p in parameters if self.is_elsewhere(p)]
 
     def find_models(self) -> None:
         """Find the notebook's models, and name their parameters."""
@@ -135,9 +145,8 @@ class Gradients:
         return known or f"a parameter of {'×'.join(map(str, parameter.shape)) or 'one number'}"
 
     def reduces_by_itself(self) -> bool:
-        """True if a model reduces its gradients in the backward pass, or SPMD does."""
-        xr: Any = sys.modules.get("torch_xla.runtime")
-        return (xr is not None and runtime.is_running() and bool(xr.is_spmd())) or any(
+        """True if a model reduces its gradients in the backward pass."""
+        return any(
             any(kind.__name__ in _REDUCING for kind in type(module).__mro__)
             for model in self.models.values()
             for module in model.modules()
@@ -163,6 +172,18 @@ def _models(
     return [(name, model) for name, model in models.items() if id(model) not in parts]
 
 
+def _has_values(tensor: Any) -> bool:
+    """True for tensors of floats that can be read: not while a function is traced or transformed.
+
+    torch.compile traces with tensors of its own; torch.func.vmap and grad wrap them
+    (`is_functorch_wrapped_tensor` is private; torch 2.9 to 2.13).
+    """
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor)):
+        return False
+    functorch: Any = torch._C._functorch
+    return tensor.is_floating_point() and not functorch.is_functorch_wrapped_tensor(tensor)
+
+
 @dataclass(frozen=True)
 class NotFinite:
     """The origin of the first NaN or infinity."""
@@ -173,11 +194,25 @@ class NotFinite:
     step: int
 
 
+@dataclass
+class _Operator:
+    name: str
+    place: SourceLine | None
+    position: int
+    """How many checks were made before it."""
+    bad: torch.Tensor
+    """Whether its result has a NaN, and an infinity."""
+
+
 class FiniteCheck:
     """Finds the first module and step with a value that is not finite (`--nan`).
 
     For each module output and each gradient, the device computes whether all values are finite; the
     answers are read once per step. Programs therefore differ from those without `--nan`.
+
+    `operator` does the same for each operator of a recorder that sees them: the first one that is
+    not finite is the origin, if what follows from it is not finite either. (An infinite mask is
+    not, by itself.)
     """
 
     def __init__(self, recorder: Recorder, gradients: Gradients) -> None:
@@ -186,6 +221,7 @@ class FiniteCheck:
         self._flags: list[torch.Tensor] = []
         self._what: list[tuple[str, Any, SourceLine | None, int]] = []
         self._answers: torch.Tensor | None = None
+        self._operators: list[_Operator] = []
         self.first: NotFinite | None = None
 
     @contextlib.contextmanager
@@ -194,8 +230,8 @@ class FiniteCheck:
         handle = register_module_forward_hook(self._forward)
         self._gradients.before_step.append(self._backward)
         self._recorder.before_backward.append(self._loss)
-        self._recorder.before_mark.append(self._compute)
-        self._recorder.after_mark.append(self._read)
+        self._recorder.before_read.append(self._compute)
+        self._recorder.after_step.append(self._read)
         try:
             yield
         finally:
@@ -205,6 +241,8 @@ class FiniteCheck:
                 self._read()
 
     def _forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         with self._recorder.quiet():
             # A module whose input is already not finite is not the origin.
             if not self._flags:
@@ -220,11 +258,25 @@ class FiniteCheck:
             if parameter.grad is not None:
                 self._check(f"the gradient of {name}", None, parameter.grad)
 
+    def operator(self, name: str, place: SourceLine | None, result: Any) -> None:
+        """Check what an operator returns. `name`: 'log()'."""
+        with self._recorder.quiet():
+            if self.first is not None:
+                return
+            with torch.no_grad():
+                for tensor in result if isinstance(result, (list, tuple)) else [result]:
+                    if _has_values(tensor):
+                        bad = torch.stack([tensor.isnan().any(), tensor.isinf().any()])
+                        self._operators.append(_Operator(name, place, len(self._flags), bad))
+            if len(self._operators) > _MOST_OPERATORS:
+                self._compute()
+                self._read()
+
     def _check(self, what: str, module: torch.nn.Module | None, value: Any) -> None:
         if self.first is not None:
             return
         for tensor in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            if _has_values(tensor):
                 with torch.no_grad():
                     self._flags.append(torch.isfinite(tensor).all())
                 place, step = self._recorder.place(), self._recorder.step
@@ -241,9 +293,26 @@ class FiniteCheck:
             with self._recorder.quiet():
                 answers = self._answers.tolist()
                 if not all(answers):
-                    what, module, place, step = self._what[answers.index(False)]
-                    self.first = NotFinite(self._named(what, module), place, step)
+                    number = answers.index(False)
+                    what, module, place, step = self._what[number]
+                    what = self._named(what, module)
+                    if (origin := self._origin(number)) is not None:
+                        what, place = f"{origin.name}, then {what}", origin.place
+                    self.first = NotFinite(what, place, step)
+        self._operators = []
         self._flags, self._what, self._answers = [], [], None
+
+    def _origin(self, number: int) -> _Operator | None:
+        """The first operator with a NaN, otherwise with an infinity, before a failed check."""
+        before = [operator for operator in self._operators if operator.position <= number]
+        if not before:
+            return None
+        bad = torch.stack([operator.bad.cpu() for operator in before]).tolist()
+        for kind in (0, 1):
+            for operator, flags in zip(before, bad, strict=True):
+                if flags[kind]:
+                    return operator
+        return None
 
     def _named(self, what: str, module: torch.nn.Module | None) -> str:
         if module is None:

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 
 
 class Op(NamedTuple):
-    """A call of one of torch's functions with a tensor on the XLA device."""
+    """A call of one of torch's functions or operators with a tensor on the device."""
 
     name: str
     place: SourceLine | None
@@ -53,7 +53,7 @@ class Op(NamedTuple):
     @property
     def moves(self) -> bool:
         """True if it moves a tensor from host to device, which is not part of a program."""
-        return on_xla(self.result) and on_cpu(self.given) and not on_xla(self.given)
+        return on_device(self.result) and on_cpu(self.given) and not on_device(self.given)
 
     @property
     def builds(self) -> bool:
@@ -76,20 +76,27 @@ def describe_result(value: Any) -> object:
     return _describe(value, 1)
 
 
-def on_xla(described: object) -> bool:
-    """True if a tensor on the XLA device is among them."""
-    return _on("xla", described)
+def on_device(described: object) -> bool:
+    """True if a tensor on an accelerator is among them."""
+    if isinstance(described, Shape):
+        return described.device not in ("cpu", "meta")
+    return isinstance(described, tuple) and any(map(on_device, described))
 
 
 def on_cpu(described: object) -> bool:
     """True if a tensor on the CPU is among them."""
-    return _on("cpu", described)
-
-
-def _on(device: str, described: object) -> bool:
     if isinstance(described, Shape):
-        return described.device == device
-    return isinstance(described, tuple) and any(_on(device, value) for value in described)
+        return described.device == "cpu"
+    return isinstance(described, tuple) and any(map(on_cpu, described))
+
+
+def shapes_in(described: object) -> tuple[Shape, ...]:
+    """The tensors among them, in order."""
+    if isinstance(described, Shape):
+        return (described,)
+    if not isinstance(described, tuple):
+        return ()
+    return tuple(shape for value in described for shape in shapes_in(value))
 
 
 def _has_tensor(described: object) -> bool:
@@ -188,6 +195,29 @@ def find_cause(now: Window, before: Window, harmless: AbstractSet[tuple[object, 
         if len(ops) != len(others):
             return _branch(ops, others, min(len(ops), len(others)))
     return Cause("start" if cut else "hidden")
+
+
+def find_change(
+    op: Op,
+    now: tuple[Sequence[Shape], Sequence[Shape]],
+    before: tuple[Sequence[Shape], Sequence[Shape]],
+) -> Cause | None:
+    """Return the first difference of two calls of one operator: the shapes given, and returned.
+
+    None if they differ in the number of tensors.
+    """
+    given, results = (
+        [(a, b) for a, b in zip(one, other, strict=False) if a[:2] != b[:2]]
+        for one, other in zip(now, before, strict=True)
+    )
+    if given:
+        return _shapes(op, *given[0])
+    if not results or len(now[0]) != len(before[0]):
+        return None
+    if now[0]:
+        after, was = map(str, results[0])
+        return Cause("data", op.place, op.name, after, was)
+    return _shapes(op, *results[0])  # it makes a tensor
 
 
 def is_variant(now: Window, before: Window) -> Cause | None:

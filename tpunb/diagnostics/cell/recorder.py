@@ -1,8 +1,4 @@
-"""Records what a cell does with XLA: operations, programs, values that are read, steps.
-
-A torch function mode intercepts every call of torch's functions from Python, with the line of the
-notebook that makes it. torch_xla's counters before and after the call show its effects.
-"""
+"""What every recorder of a cell counts: steps and their times, values that are read."""
 
 from __future__ import annotations
 
@@ -10,41 +6,15 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
-from tpunb.backends.xla import counters, runtime
-from tpunb.backends.xla.counters import Counts
-from tpunb.diagnostics.cell import frames, operations
+from tpunb.diagnostics.cell import frames
 from tpunb.diagnostics.cell.frames import Line, SourceLine, StepsDone
-from tpunb.diagnostics.cell.operations import (
-    ALIKE,
-    Cause,
-    Op,
-    Window,
-    find_cause,
-    is_variant,
-    similarity,
-    varying_arguments,
-)
-
-_PROPERTIES = frozenset(("__get__", "__set__", "is_complex", "is_floating_point", "requires_grad_"))
-_READING = frozenset(
-    "item tolist __bool__ __float__ __int__ __index__ __complex__ __format__ __repr__ __array__ "
-    "__contains__ equal allclose is_nonzero".split()
-)
-"""Functions that read a value: their result is not a tensor."""
-_KEPT = 12
-"""Number of programs of one line with which a new one is compared."""
-_LONGEST = 50_000
-"""Maximal number of operations that are kept of a program that does not end."""
+from tpunb.diagnostics.cell.operations import Cause
 
 
 @dataclass
 class Compilation:
-    """A program that XLA compiled."""
+    """A program that was compiled."""
 
     place: SourceLine | None
     """The line that started it."""
@@ -73,25 +43,11 @@ class LineStats:
         self.steps.add(step)
 
 
-@dataclass
-class _Site:
-    """A line that starts programs."""
-
-    last: Window | None = None
-    last_step: int = 0
-    begin: int = 0
-    """The start of its next window, as a number of operations."""
-    known: list[tuple[int, Window]] = field(default_factory=list)
-    """Its programs, and the steps in which they first occurred."""
-    harmless: set[tuple[object, ...]] = field(default_factory=set)
-
-    def remember(self, step: int, window: Window) -> None:
-        """Keep a program for comparison with later ones."""
-        self.known = [*self.known, (step, window)][-_KEPT:]
+LineKey = tuple[str, SourceLine | None]
 
 
-class Recorder(TorchFunctionMode):
-    """Records what the cell does, from `__enter__` to `__exit__`.
+class Recorder:
+    """Records what the cell does, from `__enter__` to `__exit__` of its subclass.
 
     `files`: the names under which the notebook's cells were compiled. `stop_after`: the number
     of steps after which StepsDone is raised.
@@ -102,107 +58,24 @@ class Recorder(TorchFunctionMode):
         self._files = files
         self._stop_after = stop_after
         self.compilations: list[Compilation] = []
-        self.variants: list[Compilation] = []
-        """Programs that were only not compiled because an earlier cell had compiled them."""
-        self.reads: dict[tuple[str, SourceLine | None], LineStats] = {}
-        self.fallbacks: dict[tuple[str, SourceLine | None], LineStats] = {}
-        self.started = 0
-        self.marks = 0
-        """Step markers that started a program."""
+        self.reads: dict[LineKey, LineStats] = {}
         self.optimizer_steps = 0
         self.in_optimizer = False
         self.intervals: list[float] = []
         """Seconds between the ends of steps, without steps that compiled."""
-        self.used_xla = False
-        self.before_mark: list[Callable[[], None]] = []
-        self.after_mark: list[Callable[[], None]] = []
+        self.used_device = False
+        self.before_read: list[Callable[[], None]] = []
+        """Called before the end of a step, when operations can still be added to it."""
+        self.after_step: list[Callable[[], None]] = []
+        """Called after it, when results can be read."""
         self.before_backward: list[Callable[[object], None]] = []
-        self._stepped = False
         self._quiet = 0
-        self._ops: list[Op] = []
-        self._dropped = 0
-        self._sites: dict[tuple[str, SourceLine | None], _Site] = {}
-        self._counts = counters.read_counts()
-        self._compile_seconds = counters.compile_seconds() if runtime.is_running() else 0.0
         self._own = 0.0
-        self._last_mark: float | None = None
+        self._last_end: float | None = None
         self._compiled_since = False
         self._stopping = False
-        self._tail_ops = 0
-        """Number of operations that belong to the body of the step that has ended."""
         self._tail: list[Line] = []
         """The running lines at the end of a step, until the next step begins."""
-
-    # -- operations
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if torch.compiler.is_compiling():  # otherwise torch.compile would trace this as well
-            return func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if self._quiet or name in _PROPERTIES:
-            return func(*args, **(kwargs or {}))
-        return self._call(func, name, args, kwargs or {})
-
-    def _call(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        begun = time.perf_counter()
-        given = operations.describe_arguments(args, kwargs)
-        if self._tail:
-            self._leave_tail()
-        place = self.place()
-        if name == "backward":
-            for act in self.before_backward:
-                act(args[0])
-        called = time.perf_counter()
-        result = func(*args, **kwargs)
-        ended = time.perf_counter()
-        described = operations.describe_result(result)
-        taken = operations.on_xla(given)
-        self.used_xla = self.used_xla or taken
-        if taken or operations.on_xla(described) or name == "backward":
-            before, after = self._recount()
-            op = Op(name, place, self.in_optimizer, given, described)
-            read = taken and not operations.on_xla(described)
-            is_reader = name in _READING and after.read > before.read
-            read = read and (is_reader or operations.on_cpu(described))
-            if not read and op.builds:
-                self._add(op)
-            self._note_effects(op, before, after, ended - called, read)
-        self._own += time.perf_counter() - ended + called - begun
-        return result
-
-    def _add(self, op: Op) -> None:
-        self._ops.append(op)
-        if self._tail:
-            self._tail_ops = len(self._ops)
-        if len(self._ops) > 2 * _LONGEST:
-            del self._ops[:_LONGEST]
-            self._dropped += _LONGEST
-
-    def _note_effects(
-        self, op: Op, before: Counts, after: Counts, seconds: float, read: bool
-    ) -> None:
-        """Record the effects of an operation. `read`: its result is on the host."""
-        compiling = 0.0
-        if after.started > before.started:
-            compiling = self._program(op.name, op.place, after.compiled > before.compiled)
-        spent = max(seconds - compiling, 0.0)
-        if after.fallbacks > before.fallbacks:
-            stats = self.fallbacks.setdefault(op.key, LineStats(op.name, op.place))
-            stats.add(self.step, spent, after.fallbacks - before.fallbacks)
-        elif read and not frames.reads_on_purpose():
-            self.reads.setdefault(op.key, LineStats(op.name, op.place)).add(self.step, spent)
-
-    def _recount(self) -> tuple[Counts, Counts]:
-        """torch_xla's counts after the last operation, and now."""
-        before = self._counts
-        self._counts = counters.read_counts()
-        return before, self._counts
 
     def place(self) -> SourceLine | None:
         return frames.innermost_line(self._files)
@@ -216,97 +89,23 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             self._quiet -= 1
-            self._recount()
             self._own += time.perf_counter() - begun
 
-    # -- programs
+    @property
+    def steps(self) -> int:
+        """Steps that have ended."""
+        return self.optimizer_steps
 
     @property
     def step(self) -> int:
-        begun = 0 if self._tail else 1
-        if self.optimizer_steps:
-            return self.optimizer_steps + (0 if self._stepped else begun)
-        return self.marks + begun
-
-    def _program(self, name: str, place: SourceLine | None, compiled: bool) -> float:
-        """Record a program that a line started; returns the seconds of its compilation."""
-        self.started += 1
-        site = self._sites.setdefault((name, place), _Site())
-        begin = max(site.begin - self._dropped, 0)
-        tail = max(self._tail_ops - begin, 0)
-        window = Window(tuple(self._ops[begin:]), tail, first=site.last is None)
-        site.begin = self._dropped + len(self._ops)
-        seconds = 0.0
-        if compiled:
-            self._compiled_since = True
-            total = counters.compile_seconds()
-            seconds, self._compile_seconds = max(total - self._compile_seconds, 0.0), total
-            since, cause = self._cause(site, window)
-            size = counters.graph_size()
-            self.compilations.append(Compilation(place, self.step, seconds, size, cause, since))
-            site.remember(self.step, window)
-        elif site.last is not None:
-            site.harmless |= varying_arguments(window, site.last)
-            self._variant(site, window, place)
-        else:
-            site.remember(self.step, window)
-        site.last, site.last_step = window, self.step
-        return seconds
-
-    def _cause(self, site: _Site, window: Window) -> tuple[int, Cause]:
-        last = [] if site.last is None else [(site.last_step, site.last)]
-        known = [*last, *reversed(site.known)]
-        best = max(known, key=lambda program: similarity(window, program[1]), default=None)
-        if best is None or similarity(window, best[1]) < ALIKE:
-            return 0, Cause("other")
-        return best[0], find_cause(window, best[1], site.harmless)
-
-    def _variant(self, site: _Site, window: Window, place: SourceLine | None) -> None:
-        """Record a program that is new in this cell, but was compiled for an earlier cell."""
-        assert site.last is not None
-        known = [site.last, *(program for _, program in site.known)]
-        if not all(is_variant(window, program) for program in known):
-            return
-        since, cause = self._cause(site, window)
-        if cause.kind in ("shape", "dtype", "data", "branch"):
-            self.variants.append(Compilation(place, self.step, 0.0, 0, cause, since))
-        site.remember(self.step, window)
-
-    # -- steps
-
-    def wrap_marker(self, marker: Callable[..., Any]) -> Callable[..., Any]:
-        def marking(*args: Any, **kwargs: Any) -> Any:
-            if self._quiet:
-                return marker(*args, **kwargs)
-            if self._tail:
-                self._leave_tail()
-            for act in self.before_mark:
-                act()
-            result = marker(*args, **kwargs)
-            before, after = self._recount()
-            place = self.place()
-            if after.started > before.started:
-                self._program("torch_xla.sync", place, after.compiled > before.compiled)
-                self._end_step()
-                for act in self.after_mark:
-                    act()
-            return result
-
-        return marking
+        """The current step, from 1; its body below the end of its step belongs to it."""
+        return self.steps + (0 if self._tail else 1)
 
     def _end_step(self) -> None:
-        """Record the end of a step, whose program was started."""
-        self.marks += 1
+        """Record the end of a step."""
         self._time()
-        self._stepped = False
-        self._dropped += len(self._ops)
-        self._ops.clear()
-        self._tail_ops = 0
-        for site in self._sites.values():
-            site.begin = self._dropped
         self._tail = frames.step_ended(self._files)
-        done = self.optimizer_steps or self.marks
-        self._stopping = self._stop_after is not None and done >= self._stop_after
+        self._stopping = self._stop_after is not None and self.steps >= self._stop_after
         if self._stopping and not self._tail:
             raise StepsDone
 
@@ -319,19 +118,10 @@ class Recorder(TorchFunctionMode):
 
     def optimizer_stepped(self, count: int) -> None:
         """Record an optimizer step; `count`: the largest number of steps of any optimizer."""
-        if self._stepped and count > self.optimizer_steps:
-            # The loop has no step marker, so its steps end here.
-            self._unmarked(count)
-        self.optimizer_steps = count
-        self._stepped = True
-
-    def _unmarked(self, count: int) -> None:
-        self._time()
-        if self._stop_after is not None and count > self._stop_after:
-            raise StepsDone
+        raise NotImplementedError
 
     def _time(self) -> None:
         now = time.perf_counter()
-        if self._last_mark is not None and not self._compiled_since:
-            self.intervals.append(max(now - self._last_mark - self._own, 0.0))
-        self._last_mark, self._own, self._compiled_since = now, 0.0, False
+        if self._last_end is not None and not self._compiled_since:
+            self.intervals.append(max(now - self._last_end - self._own, 0.0))
+        self._last_end, self._own, self._compiled_since = now, 0.0, False

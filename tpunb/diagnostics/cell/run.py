@@ -1,4 +1,4 @@
-"""`%%tpu_debug`: runs a cell in the kernel on one core, and records what XLA does."""
+"""`%%tpu_debug`: runs a cell in the kernel on one core, and records what its backend does."""
 
 from __future__ import annotations
 import __future__
@@ -19,14 +19,18 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpunb.backends.xla import private_names, runtime, spmd
+from tpunb.backends import launchers
+from tpunb.backends.xla import spmd
 from tpunb.diagnostics.cell.frames import StepsDone
 from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
-from tpunb.diagnostics.cell.report import DebugReport, ReportBuilder
+from tpunb.diagnostics.cell.report import DebugReport
 from tpunb.notebook.errors import ConversionError
 from tpunb.runs import directory, ownership
+from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
+from tpunb.utils.patching import Replacements
 
+_REHEARSAL = "tpunb.backends.torchtpu.rehearsal"
 _spmd = False
 _FUTURE = 0
 for _name in __future__.all_feature_names:
@@ -58,7 +62,9 @@ class DebugSettings:
     pdb: bool = False
     """Open the debugger where an exception was raised."""
     profile: Path | None = None
-    """Write an xprof trace into this folder."""
+    """Write an xprof trace of torch_xla into this folder."""
+    backend: BackendName = "xla"
+    """What the cell is written for."""
 
 
 def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None = None) -> Any:
@@ -67,30 +73,12 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None =
     Returns the value of the last expression. Tracebacks show the lines of the notebook and of
     libraries; line 1 is the line of the magic. Raises ConversionError for invalid syntax.
     """
-    try:
-        from tpunb.backends import launchers
-        from tpunb.backends.xla import tpu_answers
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "torch_xla"):
-            raise
-        raise MissingPackageError(
-            error.name, "%%tpu_debug", f"`{INSTALL_XLA}` installs a matching pair"
-        ) from error
-    global _spmd
     options = options or DebugSettings()
+    surroundings = _of_xla() if options.backend == "xla" else _of_torch(options.backend)
     body, last = _compile(shell, cell)
-    before = spmd.is_on(os.environ)
-    no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
-    answers = tpu_answers.answering_as_tpu(1) if no_tpu else contextlib.nullcontext()
     try:
         traced = tracing(options.profile) if options.profile else contextlib.nullcontext()
-        with (
-            traced,
-            _reporting(shell, options),
-            launchers.calling_here(0),
-            answers,
-            _no_crash(no_tpu),
-        ):
+        with traced, _reporting(shell, options), launchers.calling_here(0), surroundings:
             exec(body, shell.user_ns)
             return None if last is None else eval(last, shell.user_ns)
     except StepsDone:
@@ -99,11 +87,66 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None =
         if options.pdb and isinstance(error, Exception):
             open_debugger(shell, error, cell_files(shell))
         _show_without_us(shell, error, body.co_filename)
-        if _QUEUES in str(error):
+        if _QUEUES in str(error) and options.backend == "xla":
             print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
         raise
+
+
+def _of_xla() -> contextlib.AbstractContextManager[None]:
+    """What surrounds a cell that uses torch_xla. Raises MissingPackageError without it."""
+    try:
+        from tpunb.backends.xla import tpu_answers
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torch_xla"):
+            raise
+        raise MissingPackageError(
+            error.name, "%%tpu_debug", f"`{INSTALL_XLA}` installs a matching pair"
+        ) from error
+
+    @contextlib.contextmanager
+    def surrounding() -> Iterator[None]:
+        global _spmd
+        before = spmd.is_on(os.environ)
+        no_tpu = os.environ.get("PJRT_DEVICE") == "CPU"
+        answers = tpu_answers.answering_as_tpu(1) if no_tpu else contextlib.nullcontext()
+        try:
+            with answers, _no_crash(no_tpu):
+                yield
+        finally:
+            _spmd = _spmd or (spmd.is_on(os.environ) and not before)
+
+    return surrounding()
+
+
+@contextlib.contextmanager
+def _of_torch(backend: BackendName) -> Iterator[None]:
+    """What surrounds a cell of another backend: it is the only rank of torch.distributed."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    missing = {name: value for name, value in alone.items() if name not in os.environ}
+    os.environ.update(missing)
+    names = Replacements({"torch": _rehearse_groups} if backend == "torchtpu" else {})
+    names.begin()
+    had_group = _has_group()
+    try:
+        yield
     finally:
-        _spmd = _spmd or (spmd.is_on(os.environ) and not before)
+        names.end()
+        for name in missing:
+            os.environ.pop(name, None)
+        if _has_group() and not had_group:
+            sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _rehearse_groups(torch: ModuleType) -> None:
+    """Give the rehearsed TPU its process groups; torch_tpu has its own."""
+    if importlib.import_module(f"{_REHEARSAL}.device").is_installed():
+        importlib.import_module(f"{_REHEARSAL}.process_groups").install_process_groups()
+
+
+def _has_group() -> bool:
+    dist: Any = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 @contextlib.contextmanager
@@ -117,7 +160,9 @@ def _reporting(shell: InteractiveShell, options: DebugSettings) -> Iterator[None
     report: Callable[[], DebugReport | None] | None = None
     good = False
     try:
-        with watching(shell, steps=options.steps, nan=options.nan) as report:
+        with watching(
+            shell, steps=options.steps, nan=options.nan, backend=options.backend
+        ) as report:
             yield
         good = True
     except StepsDone:
@@ -199,43 +244,44 @@ def _joined(frames: Iterable[TracebackType]) -> TracebackType | None:
 
 @contextlib.contextmanager
 def watching(
-    shell: InteractiveShell, *, steps: int | None = None, nan: bool = False
+    shell: InteractiveShell,
+    *,
+    steps: int | None = None,
+    nan: bool = False,
+    backend: BackendName = "xla",
 ) -> Iterator[Callable[[], DebugReport | None]]:
     """Context in which the cell is recorded. Yields a function that returns the report afterwards.
 
-    Recording starts when torch_xla is imported, possibly by the cell itself.
+    Recording starts when torch_xla, or for other backends torch, is imported, possibly by the cell
+    itself.
     """
-    from tpunb.utils.patching import Replacements
-
     places = Places(shell)
     stack = contextlib.ExitStack()
-    builders: list[ReportBuilder] = []
+    reports: list[Callable[[], DebugReport | None]] = []
 
-    def begin(torch_xla: ModuleType) -> None:
-        if builders:
+    def begin(module: ModuleType) -> None:
+        if reports:
             return
         # Imported late, because these modules need torch, which is imported by now.
-        from tpunb.diagnostics.cell.gradients import FiniteCheck, Gradients
-        from tpunb.diagnostics.cell.recorder import Recorder
+        if backend == "xla":
+            from tpunb.diagnostics.cell import watch_xla
 
-        recorder = Recorder(places.files, steps)
-        gradients = Gradients(recorder, places.files, shell.user_ns)
-        finite = FiniteCheck(recorder, gradients) if nan else None
-        builders.append(ReportBuilder(recorder, gradients, places, finite))
-        runtime.wrap_step_marker(recorder.wrap_marker, names.set)
-        xla_model = importlib.import_module("torch_xla.core.xla_model")
-        for name in private_names.REDUCING:
-            names.set(xla_model, name, gradients.reducing(getattr(xla_model, name)))
-        stack.enter_context(recorder)
-        stack.enter_context(gradients.watching())
-        if finite is not None:
-            stack.enter_context(finite.watching())
+            reports.append(
+                watch_xla.watch(places, shell.user_ns, names, stack, steps=steps, nan=nan)
+            )
+        else:
+            from tpunb.diagnostics.cell import watch_torch
 
-    names = Replacements({"torch_xla": begin})
+            on_tpu = backend == "torchtpu"
+            reports.append(
+                watch_torch.watch(places, shell.user_ns, stack, on_tpu=on_tpu, steps=steps, nan=nan)
+            )
+
+    names = Replacements({"torch_xla" if backend == "xla" else "torch": begin})
     names.begin()
     stack.callback(names.end)
     with stack:
-        yield lambda: builders[0].report() if builders else None
+        yield lambda: reports[0]() if reports else None
 
 
 def open_debugger(shell: InteractiveShell, error: BaseException, files: Container[str]) -> None:

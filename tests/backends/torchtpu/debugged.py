@@ -1,0 +1,581 @@
+"""Small programs for TorchTPU with planted faults, and clean ones: cells under %%tpu_debug.
+
+`#! kind` marks each line that the report must name, as in tests/diagnostics/cell/programs.py.
+"""
+
+from __future__ import annotations
+
+PRELUDE = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import tpunb
+
+device = torch.device("tpu")
+torch.manual_seed(0)
+
+def make(optimizer=torch.optim.SGD, lr=0.01):
+    model = nn.Sequential(nn.Linear(6, 2)).to(device)
+    return model, optimizer(model.parameters(), lr=lr)
+
+def rows(n=16):
+    return torch.randn(n, 6)
+"""
+
+TITLES = {
+    "recompiled": r"^recompiled at",
+    "compiled": r"torch.compile recompiled",
+    "break": r"torch.compile (breaks|does not compile)",
+    "read": r"reads a value from the device",
+    "transfer": r"moves the same .* MB to the device",
+    "gap": r"is not implemented for TPUs|on TPUs",
+    "gradients": r"no gradient at any step",
+    "device": r"on the CPU, not on the (TPU|GPU)|the optimizer changes .* on the CPU",
+    "zero_grad": r"gradients are never set to zero",
+    "unchanged": r"a step changes \d+% of the values|no step changes the values",
+    "optimizer": r"in no optimizer",
+    "nan": r"NaN or infinity",
+    "reduction": r"gradients are not reduced",
+}
+"""Patterns that distinguish the titles of each kind of finding."""
+
+
+def _loop(inside: str, before: str = "", steps: int = 6, after: str = "") -> str:
+    """A training loop; `inside` computes `loss` from `model` and `step`."""
+    body = "\n".join("    " + line for line in inside.splitlines())
+    end = "".join(f"    {line}\n" for line in after.splitlines())
+    return f"model, opt = make()\n{before}for step in range({steps}):\n{body}\n{_update()}{end}"
+
+
+def _update(mark: str = "") -> str:
+    """The end of a loop's body; `mark`: the finding at its optimizer step."""
+    marked = f"  #! {mark}" if mark else ""
+    return f"    opt.zero_grad()\n    loss.backward()\n    opt.step(){marked}\n"
+
+
+_PLAIN = "x = rows().to(device)\nloss = model(x).square().mean()"
+
+COMPILED: dict[str, str] = {
+    "a graph break": """\
+@torch.compile
+def loss_of(out):
+    loss = out.square().mean()
+    if loss.item() > 100:  #! break read
+        loss = loss * 0.5
+    return loss
+
+model, opt = make()
+for step in range(4):
+    loss = loss_of(model(rows().to(device)))
+"""
+    + _update(),
+    "a print in a loop": """\
+@torch.compile
+def loss_of(out):
+    for scale in (1.0, 0.5):
+        print("scale", scale)  #! break
+        out = out * scale
+    return out.square().mean()
+
+model, opt = make()
+for step in range(4):
+    loss = loss_of(model(rows().to(device)))
+"""
+    + _update(),
+    "the last batch": _loop(
+        "x = batches[step % 3].to(device)  #! recompiled\n"
+        "loss = fast(x).square().mean()  #! compiled",
+        before="fast = torch.compile(model)\nbatches = rows(40).split(16)\n",
+    ),
+    "always another length": """\
+@torch.compile
+def square(x, number):
+    return (x * number).square().mean()
+
+model, opt = make()
+for step in range(12):
+    out = model(rows().to(device))
+    loss = square(out, step)  #! compiled
+"""
+    + _update(),
+    "in an evaluation without steps": """\
+model, opt = make()
+fast = torch.compile(model)
+with torch.no_grad():
+    for x in rows(40).split(16):
+        fast(x.to(device))  #! compiled
+""",
+}
+
+FAULTY: dict[str, str] = {
+    # -- a batch of another shape
+    "the last batch of an epoch": _loop(
+        "x = batches[step % 3].to(device)  #! recompiled\nloss = model(x).square().mean()",
+        before="batches = rows(40).split(16)\n",
+    ),
+    "sequences as long as they come": _loop(
+        "x = torch.randn(16, 3 + step, 6)\n"
+        "x = x.to(device)  #! recompiled\n"
+        "loss = model(x).square().mean()"
+    ),
+    "the last batch of a loader": """\
+model, opt = make()
+data = DataLoader(TensorDataset(rows(40)), batch_size=16)
+for epoch in range(2):
+    for x, in data:
+        x = x.to(device)  #! recompiled
+        loss = model(x).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+""",
+    "a buffer that grows": _loop(
+        "seen = torch.cat([seen, x])  #! recompiled\nloss = model(seen[-16:]).square().mean()",
+        before="x = seen = rows().to(device)\n",
+    ),
+    "a mask made on the device": _loop(
+        "mask = torch.ones(step + 2, device=device)  #! recompiled\n"
+        "loss = model(x).square().mean() + mask.mean()",
+        before="x = rows().to(device)\n",
+    ),
+    "labels of another type": _loop(
+        "kind = torch.float32 if step < 3 else torch.int32\n"
+        "y = torch.ones(16, 2, dtype=kind).to(device)  #! recompiled\n"
+        "loss = (model(x) - y).square().mean()",
+        before="x = rows().to(device)\n",
+    ),
+    "a boolean index": _loop(
+        "x = rows().to(device)\nout = model(x)\n"
+        "kept = out.detach()\nkept = kept[kept > 0]  #! recompiled\n"
+        "loss = out.square().mean() + kept.sum()",
+    ),
+    # -- values that are read at every step
+    "item": _loop(_PLAIN, after="total = loss.item()  #! read"),
+    "a condition": _loop(_PLAIN, after="if loss > 100:  #! read\n    break"),
+    "an f-string": _loop(_PLAIN, after='text = f"{loss:.3f}"  #! read'),
+    "print": _loop(_PLAIN, after="print(loss)  #! read"),
+    "tolist": _loop(_PLAIN, after="model[0].bias.tolist()  #! read"),
+    "float": _loop(_PLAIN, after="total = float(loss)  #! read"),
+    "an index": _loop(
+        "x = rows().to(device)\nout = model(x)\n"
+        "best = names[out.sum(0).argmax()]  #! read\nloss = out.square().mean()",
+        before="names = ['a', 'b']\n",
+    ),
+    "cpu in a function": """\
+def note(loss):
+    history.append(loss.detach().cpu())  #! read
+
+history = []
+"""
+    + _loop(_PLAIN, after="note(loss)"),
+    "in what predict calls": """\
+from tpunb.training import predict
+
+def step(batch):
+    out = model(batch[0])
+    print(out.sum().item())
+    return out
+
+model, opt = make()
+for epoch in range(3):
+    loss = model(rows().to(device)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    print(loss.item())  #! read
+""",
+    "an optimizer with a closure": """\
+model, _ = make()
+opt = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+def closure():
+    opt.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+x = rows().to(device)
+for step in range(3):
+    opt.step(closure)  #! read
+""",
+    # -- data that is moved again
+    "the same batch again": _loop(
+        "x = data.to(device)  #! transfer\nloss = model(x).square().mean()",
+        before="data = rows()\n",
+    ),
+    # -- operators
+    "smooth_l1_loss": _loop(
+        "x = rows().to(device)\nloss = F.smooth_l1_loss(model(x), y)  #! gap",
+        before="y = torch.zeros(16, 2, device=device)\n",
+    ),
+    "an operator in a module": """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return F.mish(self.linear(x))  #! gap
+
+model = Net().to(device)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(3):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update(),
+    "multinomial": _loop(
+        "x = rows().to(device)\nout = model(x)\n"
+        "drawn = torch.multinomial(out.detach().softmax(1), 1)  #! gap\n"
+        "loss = out.gather(1, drawn).square().mean()"
+    ),
+    "resizing with antialias": _loop(
+        "image = F.interpolate(images, size=(4, 4), mode='bilinear', antialias=True)  #! gap\n"
+        "loss = model(image.reshape(-1, 6)[:4]).square().mean()",
+        before="images = torch.randn(3, 2, 8, 8, device=device)\n",
+    ),
+    "resizing to the same size": _loop(
+        "image = F.interpolate(images, size=(8, 8), mode='bilinear')  #! gap\n"
+        "loss = model(image.reshape(-1, 6)[:4]).square().mean()",
+        before="images = torch.randn(3, 2, 8, 8, device=device)\n",
+    ),
+    # -- gradients
+    "a layer that is not used": """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+model = Net().to(device)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update("gradients"),
+    "detached too early": """\
+model, opt = make()
+head = nn.Linear(2, 1).to(device)
+opt.add_param_group({"params": head.parameters()})
+for step in range(4):
+    features = model(rows().to(device)).detach()
+    loss = head(features).square().mean()
+"""
+    + _update("gradients"),
+    "never zero": _loop(_PLAIN)
+    .replace("    opt.zero_grad()\n", "")
+    .replace("opt.step()", "opt.step()  #! zero_grad"),
+    "never zero, in a function": """\
+def update(loss):
+    loss.backward()
+    opt.step()  #! zero_grad
+
+model, opt = make(torch.optim.AdamW)
+for step in range(4):
+    update(model(rows().to(device)).square().mean())
+""",
+    # -- parameters that do not change
+    "bfloat16 weights": """\
+model = nn.Sequential(nn.Linear(6, 2)).to(device, dtype=torch.bfloat16)
+opt = torch.optim.SGD(model.parameters(), lr=1e-6)
+for step in range(4):
+    x = rows().to(device, dtype=torch.bfloat16)
+    loss = model(x).square().mean()
+"""
+    + _update("unchanged"),
+    "a learning rate of 0": """\
+model, opt = make(lr=0.0)
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update("unchanged"),
+    "a head that is in no optimizer": """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+model = Net().to(device)
+opt = torch.optim.SGD(model.body.parameters(), lr=0.01)
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update("optimizer"),
+    # -- devices
+    "a model that never moved": """\
+model = nn.Linear(6, 2)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(4):
+    loss = model(rows()).square().mean()
+"""
+    + _update("device"),
+    "a weight beside the model": """\
+model, opt = make()
+scale = nn.Parameter(torch.ones(1))
+opt.add_param_group({"params": [scale]})
+for step in range(4):
+    loss = (model(rows().to(device)) * scale.to(device)).square().mean()
+"""
+    + _update("device"),
+    # -- gradients that stay on their core
+    "no DistributedDataParallel": """\
+import torch.distributed as dist
+
+dist.init_process_group("tpu_dist")
+model, opt = make()
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update("reduction"),
+    "reduce": """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("tpu_dist")
+model, opt = make()
+model = DistributedDataParallel(model)
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    total = loss.detach().clone()
+    try:
+        dist.reduce(total, 0)  #! gap
+    except (NotImplementedError, RuntimeError):
+        pass
+""",
+}
+
+NOT_FINITE: dict[str, str] = {
+    "a logarithm of 0 in a module": """\
+class Log(nn.Module):
+    def forward(self, x):
+        return torch.log(x.abs() * self.scale)  #! nan
+
+log = Log()
+log.scale = 1.0
+model, opt = make()
+model.append(log)
+for step in range(5):
+    log.scale = 1.0 if step < 2 else 0.0
+    out = model(rows().to(device))
+    loss = out.square().mean()
+"""
+    + _update(),
+    "a loss": _loop(
+        "x = rows().to(device)\nout = model(x)\n"
+        "loss = out.square().mean() / torch.tensor(3.0 - step, device=device)  #! nan"
+    ),
+    "a gradient": """\
+model, opt = make()
+for step in range(4):
+    out = model(rows().to(device) * 0)
+    loss = (out - out.detach()).abs().sqrt().mean()
+    opt.zero_grad()
+    loss.backward()  #! nan
+    opt.step()
+""",
+    "the input of the model": _loop(
+        "x = rows()\nif step == 3:\n    x[0, 0] = float('nan')  #! nan\n"
+        "x = x.to(device)\nloss = model(x).square().mean()"
+    ),
+    "a mask that is infinite on purpose": _loop(
+        "out = model(rows().to(device))\n"
+        "out = out.masked_fill(out > 9, float('-inf')).softmax(1)\n"
+        "loss = (out.sum() - out.sum() + 0.9 - step / 2).sqrt()  #! nan",
+        steps=5,
+    ),
+}
+"""Programs for --nan; only that finding is checked."""
+
+CLEAN: dict[str, str] = {
+    "a loop": _loop(_PLAIN, steps=12),
+    "zeros instead of None": _loop(_PLAIN, steps=6).replace(
+        "zero_grad()", "zero_grad(set_to_none=False)"
+    ),
+    "two optimizers": """\
+model, opt = make()
+other, second = make(torch.optim.Adam)
+for step in range(6):
+    x = rows().to(device)
+    loss = model(x).square().mean() + other(x).square().mean()
+    opt.zero_grad(set_to_none=False)
+    second.zero_grad(set_to_none=False)
+    loss.backward()
+    opt.step()
+    second.step()
+""",
+    "Adam, a schedule, dropout": """\
+model, opt = make(torch.optim.AdamW)
+model.append(nn.Dropout(0.1))
+plan = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=12)
+for step in range(12):
+    loss = model(rows().to(device)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+    plan.step()
+""",
+    "accumulation": """\
+model, opt = make()
+opt.zero_grad()
+for step in range(12):
+    loss = model(rows().to(device)).square().mean() / 4
+    loss.backward()
+    if step % 4 == 3:
+        opt.step()
+        opt.zero_grad()
+""",
+    "bfloat16 with autocast": _loop(
+        "x = rows().to(device)\n"
+        "with torch.autocast('tpu', dtype=torch.bfloat16):\n"
+        "    loss = model(x).float().square().mean()"
+    ),
+    "a loader and tpunb.log": """\
+model, opt = make()
+data = DataLoader(TensorDataset(rows(64)), batch_size=16, drop_last=True)
+for epoch in range(3):
+    for x, in tpunb.track(data):
+        loss = model(x.to(device)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        tpunb.log(loss=loss)
+""",
+    "a sum on the device": _loop(
+        _PLAIN + "\ntotal += loss.detach()",
+        before="total = torch.zeros((), device=device)\n",
+        steps=8,
+    )
+    + "print(total.item())\n",
+    "read now and then": _loop(
+        _PLAIN, steps=20, after="if step % 10 == 9:\n    print(loss.item())"
+    ),
+    "training and evaluation": """\
+def train(index):
+    model, opt = make()
+    for epoch in range(3):
+        model.train()
+        for step in range(4):
+            loss = model(rows().to(device)).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        model.eval()
+        wrong = torch.zeros((), device=device)
+        with torch.no_grad():
+            for x in rows(40).split(16):
+                wrong += model(x.to(device)).square().sum()
+        print(wrong.item())
+
+train(0)
+""",
+    "torch.compile": """\
+model, opt = make()
+fast = torch.compile(model)
+other = torch.compile(nn.Sequential(nn.Linear(6, 3)).to(device))
+for step in range(6):
+    x = rows().to(device)
+    loss = fast(x).square().mean() + other(x).mean() * 0
+"""
+    + _update(),
+    "a compiled step": """\
+model, opt = make()
+
+@torch.compile
+def loss_of(x):
+    return model(x).square().mean()
+
+for step in range(6):
+    loss = loss_of(rows().to(device))
+"""
+    + _update()
+    + """\
+model.eval()
+with torch.no_grad():
+    for step in range(3):
+        loss_of(rows().to(device))
+""",
+    "torch.func, generators, checkpoints, hooks": """\
+from torch.utils.checkpoint import checkpoint
+
+model, opt = make()
+weights = torch.func.vmap(lambda x: x.square().sum())(rows().to(device))
+outputs = torch.func.vmap(model)(rows().to(device))
+slope = torch.func.grad(lambda x: x.sin().sum())(rows().to(device))
+
+def batches():
+    for step in range(6):
+        yield rows().to(device)
+
+for x in batches():
+    x.requires_grad_()
+    x.register_hook(lambda grad: grad * 2)
+    loss = checkpoint(model, x, use_reentrant=False).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    "DistributedDataParallel": """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("tpu_dist")
+model, opt = make()
+model = DistributedDataParallel(model)
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update(),
+    "a network with convolutions, an LSTM and attention": """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+        self.rnn = nn.LSTM(4, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        x, _ = self.rnn(x)
+        x, _ = self.attention(x, x, x)
+        return self.head(x[:, -1])
+
+model = Net().to(device)
+opt = torch.optim.Adam(model.parameters())
+for step in range(5):
+    x, y = torch.randn(4, 1, 8, 8).to(device), torch.randint(0, 3, (4,)).to(device)
+    loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
+"""
+    + _update(),
+    "nothing of torch": "print(sum(range(10)))\n",
+}
+
+ON_CPU: dict[str, str] = {
+    "values are read for nothing": _loop(_PLAIN, after="total = loss.item()\nprint(loss)"),
+    "another batch, not compiled": _loop(
+        "loss = model(batches[step % 3]).square().mean()", before="batches = rows(40).split(16)\n"
+    ),
+    "never zero": _loop(_PLAIN)
+    .replace("    opt.zero_grad()\n", "")
+    .replace("opt.step()", "opt.step()  #! zero_grad"),
+    "no gradient": """\
+model, opt = make()
+head = nn.Linear(2, 1)
+opt.add_param_group({"params": head.parameters()})
+for step in range(4):
+    loss = head(model(rows()).detach()).square().mean()
+"""
+    + _update("gradients"),
+    "a graph break": COMPILED["a graph break"].replace("break read", "break"),
+    "a function with another length": COMPILED["always another length"],
+}
+"""Programs with `device = torch.device("cpu")`: only some of the findings matter there."""
