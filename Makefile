@@ -55,7 +55,7 @@ check: .venv/.ready
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks $(ARGS)
 
-docs: .venv/.ready
+docs: .venv/.ready $(if $(findstring --saved,$(ARGS)),,.venv-torchtpu/.ready)
 	.venv/bin/python docs/site/build.py $(ARGS)
 
 picture: .venv/.ready
