@@ -1,4 +1,4 @@
-"""The notebooks for TorchTPU run to their ends and print the figures that they claim."""
+"""The notebooks for TorchTPU and its benchmark run, and print the figures that they claim."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ SHOWS = {
     ),
     "models/llm_decoder_fsdp2": (
         "cores=2 fewer_cores=1 layers=1 steps=40",
-        r"decoder with FSDP2 on 2 rehearsal cores, then on 1: [2-4]\d\.\d% of the next bytes right, "
-        r"[34]\.\d+ bits for each; losses within (0e\+00|\de-(0[5-9]|1\d)) of plain PyTorch",
+        r"decoder with FSDP2 on 2 rehearsal cores, then on 1: "
+        r"[2-4]\d\.\d% of the next bytes right, [34]\.\d+ bits for each; "
+        r"losses within (0e\+00|\de-(0[5-9]|1\d)) of plain PyTorch",
     ),
 }
 """Parameters that make the training smaller, and the pattern of the last line."""
@@ -58,3 +59,18 @@ def test_all_notebooks_for_torchtpu_are_run() -> None:
         for path in NOTEBOOKS.rglob("*.ipynb")
     }
     assert {name for name, cells in sources.items() if written_for(cells) == "torchtpu"} == {*SHOWS}
+
+
+@pytest.mark.usefixtures("starts_processes")
+@pytest.mark.timeout(600)
+def test_benchmark_of_torchtpu_prints_its_tables() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.torchtpu", "--quick"],
+        cwd=NOTEBOOKS.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    number = r"\d+\.\d+"
+    rows = re.findall(rf"^.* {{2,}}{number} \({number}–{number}\).*$", done.stdout, re.MULTILINE)
+    assert len(rows) == 7, done.stdout

@@ -1,7 +1,7 @@
 """accelerate in the ranks of a run that it does not recognise as such.
 
-On processors, accelerate 1.15 uses the other processes only if it was told to (`accelerate launch
---cpu` sets ACCELERATE_USE_CPU), and it does not know TorchTPU. Without a word, each process then
+On processors, accelerate 1.15 uses the other processes only if ACCELERATE_USE_CPU is set, as
+`accelerate launch --cpu` does, and it does not know TorchTPU. Without a word, each process then
 trains by itself with all of the data. transformers' Trainer makes an Accelerator, too.
 """
 
