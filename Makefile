@@ -7,7 +7,7 @@
 #   make test-torchtpu  the tests that need TorchTPU's torch (CI=true make test: these, too)
 #   make test-long  what repeats, trains or needs a browser
 #   make check   lint, format, types, import layers, words
-#   make bench   the benchmarks
+#   make bench   the benchmarks (BACKEND=torchtpu: those of TorchTPU)
 #   make docs    the site, in out/docs; executes the notebooks that have changed (ARGS=--saved: none)
 #   make picture renders docs/quickstart.png again, from a run in JupyterLab (needs chromium)
 #   make matrix  what people do, in Colab's and Kaggle's environments, the newest and the oldest
@@ -54,10 +54,10 @@ check: .venv/.ready
 	.venv/bin/lint-imports
 	.venv/bin/python -m tests.words
 
-bench: .venv/.ready
-	.venv/bin/python -m benchmarks $(ARGS)
+bench: $(DEMO_VENV)/.ready
+	$(DEMO_VENV)/bin/python -m benchmarks$(if $(filter torchtpu,$(BACKEND)),.torchtpu) $(ARGS)
 
-docs: .venv/.ready
+docs: .venv/.ready $(if $(findstring --saved,$(ARGS)),,.venv-torchtpu/.ready)
 	.venv/bin/python docs/site/build.py $(ARGS)
 
 picture: .venv/.ready

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import nbformat
 from sphinx.cmd.build import build_main
+from tpunb.notebook.stack import written_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EXECUTED = ROOT / ".docs_cache"
 """Executed copies, by the paths of their notebooks."""
+TORCHTPU_PYTHON = ROOT / ".venv-torchtpu/bin/python"
 KEY = "tpunb_docs_key"
 """In an executed copy's metadata: what it was made from."""
 
@@ -70,7 +72,7 @@ def execute(notebook: Path) -> bool:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / other, place)
         cwd = (folder / notebook).parent
-        command = [sys.executable, "-m", "tpunb", "run", notebook.name, "executed.ipynb"]
+        command = [python_of(notebook), "-m", "tpunb", "run", notebook.name, "executed.ipynb"]
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
         if done.returncode:
             print(f"{done.stdout}\n{done.stderr}\n{notebook} failed", file=sys.stderr)
@@ -81,6 +83,13 @@ def execute(notebook: Path) -> bool:
     copy.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(executed, copy)
     return True
+
+
+def python_of(notebook: Path) -> str:
+    """The Python that executes a notebook: TorchTPU's torch is in an environment of its own."""
+    cells = nbformat.read(ROOT / notebook, as_version=4).cells
+    stack = written_for([cell.source for cell in cells if cell.cell_type == "code"])
+    return str(TORCHTPU_PYTHON) if stack == "torchtpu" else sys.executable
 
 
 def key_of(notebook: Path) -> str:

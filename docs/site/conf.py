@@ -25,6 +25,8 @@ NAVIGATION = {
     "docs/start": [
         "notebooks/00_quickstart",
         "notebooks/01_spawn_unchanged",
+        "notebooks/torchtpu/*",
+        "docs/torchtpu",
         "docs/coming_from",
         "docs/setup",
     ],

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 import pytest
 
-from tpunb.backends.choice import Installed, NamedBackend, choose
+from tpunb.backends.choice import Installed, NamedBackend, choose, find_installed
 from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import MissingPackageError, SetupError
 
@@ -80,3 +84,11 @@ def test_what_is_missing_is_named_with_the_reason_and_the_fix(
     assert "%%tpu_train (cell [2] has `it`)" in str(raised.value)
     if isinstance(raised.value, MissingPackageError):
         assert raised.value.install
+
+
+def test_a_stand_in_for_torch_tpu_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = ModuleType("torch_tpu")
+    stand_in.__spec__ = ModuleSpec("torch_tpu", None)
+    before = find_installed()
+    monkeypatch.setitem(sys.modules, "torch_tpu", stand_in)
+    assert find_installed() == before

@@ -111,8 +111,14 @@ def find_installed() -> Installed:
         parts = []
     return Installed(
         tuple(int(part) for part in parts if part.isdecimal()),
-        *(importlib.util.find_spec(name) is not None for name in ("torch_xla", "torch_tpu")),
+        *(_is_installed(name) for name in ("torch_xla", "torch_tpu")),
     )
+
+
+def _is_installed(package: str) -> bool:
+    """A rehearsal's stand-in for torch_tpu, in sys.modules, has a spec without a loader."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.loader is not None
 
 
 def choose(

@@ -193,3 +193,21 @@ def test_profile_writes_a_trace_of_torch_s_own(nb: Kernel) -> None:
     assert file.name == "rank-0.pt.trace.json"
     assert "traceEvents" in file.read_text()
     assert "ui.perfetto.dev" in ran.status
+
+
+@pytest.mark.parametrize(
+    ("group", "device"),
+    [('"tpu_dist"', "tpu"), ('"cpu:gloo,tpu:tpu_dist"', "tpu"), ('"gloo"', "cpu")],
+)
+def test_one_rank_has_a_process_group(nb: Kernel, group: str, device: str) -> None:
+    ran = train(
+        nb,
+        f"""
+        dist.init_process_group({group})
+        model = DDP(nn.Linear(20, 1).to("{device}"))
+        model(X.to("{device}")).sum().backward()
+        print(dist.get_world_size(), "rank with", model.module.weight.grad.device)
+        """,
+        "--cores 1",
+    ).good()
+    assert "1 rank with " + ("tpu:0" if device == "tpu" else "cpu") in ran.stdout

@@ -10,6 +10,7 @@ from typing import Any
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.rehearsal import install
+from tpunb.backends.torch import accelerators
 from tpunb.backends.torch.steps import steps
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
@@ -48,6 +49,7 @@ class TorchBackend:
             addresses.bind_gloo(os.environ)
         if setup.device == "CPU" and setup.world_size > 1:
             self.rehearse(setup)
+        accelerators.watch_accelerators(self.name, setup)
         steps.watch()
         loader_waits.count_waits()
 

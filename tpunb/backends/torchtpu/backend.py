@@ -27,7 +27,7 @@ class TorchTpuBackend(TorchBackend):
         """Without a TPU, install the rehearsed device; on one, torch has loaded torch_tpu."""
         if device == "CPU":
             importlib.import_module(_DEVICE).install()
-            importlib.import_module(_INSTALL)
+            importlib.import_module(_INSTALL).install_process_groups()  # for one rank, too
 
     def fork_problem(self) -> str | None:
         """An opened TPU does not survive a fork. A rehearsed one does: it has no state."""

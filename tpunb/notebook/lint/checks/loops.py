@@ -35,7 +35,7 @@ REDUCTIONS = {
 WRAPPERS = {
     *("DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "XlaFullySharded"),
     *("XlaFullyShardedDataParallel", "SpmdFullyShardedDataParallel", "FSDPv2", "fully_shard"),
-    *("ZeroRedundancyOptimizer", "mark_sharding", "DistributedOptimizer"),
+    *("ZeroRedundancyOptimizer", "mark_sharding", "DistributedOptimizer", "parallelize_module"),
 }
 
 
