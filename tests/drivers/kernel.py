@@ -158,6 +158,8 @@ class Kernel:
         self.path = None if file is None else folder / file
         self.cells: dict[str, str] = {}
         """The sources, by id."""
+        self.deleted: list[str] = []
+        """Ids of deleted cells, which the front end sends with the next cell."""
         self._env = {name: value for name, value in os.environ.items() if name[:4] != "JPY_"}
         # Importing torch_xla has set it, where a test of this process did.
         self._env.pop("PJRT_DEVICE", None)
@@ -200,7 +202,13 @@ class Kernel:
         if self.path is not None and recorded:
             id = id or f"cell-{len(self.cells)}"
             self.cells[id] = source
-            metadata = {"trusted": True, "deletedCells": [], "recordTiming": False, "cellId": id}
+            metadata = {
+                "trusted": True,
+                "deletedCells": self.deleted,
+                "recordTiming": False,
+                "cellId": id,
+            }
+            self.deleted = []
             if saved:
                 self.save()
         content = {

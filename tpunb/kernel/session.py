@@ -204,7 +204,12 @@ class Session:
 
         `cell`: code of the run besides the cells that were executed.
         """
-        newest = {run.id or run.source: run for run in self.history.executions() if not run.failed}
+        deleted = self.history.deleted()
+        newest = {
+            run.id or run.source: run
+            for run in self.history.executions()
+            if not run.failed and run.id not in deleted
+        }
         cells = [(run.number, run.source) for run in newest.values()]
         return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
 

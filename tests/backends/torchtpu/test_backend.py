@@ -80,6 +80,14 @@ def test_the_code_decides_what_ranks_train_with(nb: Kernel) -> None:
     assert "torch_xla" not in ran.screen()
 
 
+def test_cells_that_were_deleted_do_not_decide(nb: Kernel) -> None:
+    nb.run('y = torch.ones(1, device="tpu")', "gone").good()
+    del nb.cells["gone"]
+    nb.deleted = ["gone"]
+    train(nb, "print(sum(range(4)))").good()
+    assert spec(nb).backend == "torch"
+
+
 def test_setup_overrides_the_code(nb: Kernel) -> None:
     nb.run("%tpu_setup --backend torchtpu", "load").good()
     assert nb.value("str(torch.accelerator.current_accelerator())") == "tpu"
