@@ -81,6 +81,7 @@ WARM = ("driver", "lent", "ranks")
 TORCHTPU = [
     "backends/rehearsal/test_distributed.py",
     "backends/torchtpu",
+    "long/test_torchtpu_notebooks.py",
     "long/test_torchtpu_op_db.py",
 ]
 collect_ignore = TORCHTPU if importlib.util.find_spec("torch_xla") else []

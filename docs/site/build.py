@@ -17,7 +17,8 @@ from pathlib import Path
 
 import nbformat
 from sphinx.cmd.build import build_main
-from tpunb.notebook.stack import written_for
+
+from tpunb.notebook.convert.stack import written_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

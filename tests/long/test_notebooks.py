@@ -85,7 +85,7 @@ MODELS = {
 smaller, and the pattern of the last cell's line: the model has learned, with one process's losses.
 """
 ON_TORCHTPU = {"llm_decoder_fsdp2"}
-"""Models that tests/backends/torchtpu/test_torchtpu_notebooks.py runs."""
+"""Models that tests/long/test_torchtpu_notebooks.py runs."""
 FAULTS = {
     "no gradient at any step: model.extra.weight, model.extra.bias": "optimizer.step()",
     "recompiled at step 4 ": "if step == 3:",

@@ -20,7 +20,7 @@ if "RANK" in os.environ:
 x = torch.ones(2, device="{device}") * (1 + int(os.environ.get("RANK", 0)))
 if dist.is_initialized():
     dist.all_reduce(x)
-print("sum", x.sum().item(), x.device.type)
+print(f"sum {{x.sum().item()}} {{x.device.type}}\n", end="")
 """,
 ]
 
@@ -50,5 +50,6 @@ def test_a_script_is_prepared_for_its_backend(
     script = converted(tmp_path, group, device)
     assert f'_tpunb_standalone.prepare(backend="{backend}")' in script.read_text()
     assert run(tmp_path, "script.py").split("\n")[-2] == f"sum 2.0 {device}"
-    ranks = run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node=2", "script.py")
+    launch = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
+    ranks = run(tmp_path, *launch, "script.py")
     assert ranks.count(f"sum 6.0 {device}") == 2

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tpunb.notebook.stack import written_for
 
-NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
+from tpunb.notebook.convert.stack import written_for
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SHOWS = {
     "torchtpu/00_quickstart": (
         "cores=2 epochs=8",
