@@ -20,7 +20,7 @@ if "RANK" in os.environ:
 x = torch.ones(2, device="{device}") * (1 + int(os.environ.get("RANK", 0)))
 if dist.is_initialized():
     dist.all_reduce(x)
-print(f"sum {{x.sum().item()}} {{x.device.type}}\n", end="")
+print(f"sum {{x.sum().item()}} {{x.device.type}}" + chr(10), end="")
 """,
 ]
 

@@ -13,6 +13,7 @@ order of its calls, as a TPU's core does. Sends and receives are not compared.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import warnings
@@ -80,6 +81,15 @@ class _Group(NamedTuple):
     """'' for the group of all ranks."""
     timeout: float | None
     """Seconds, if the group was made with a time-out of its own."""
+
+
+def _keep_for_ever(group: Any) -> None:
+    """Keep a process group to the end of the process.
+
+    DistributedDataParallel may hold a destroyed group last, and free it with the GIL: that waits
+    for gloo's thread, which waits for the GIL to drop a tensor (torch 2.13; 1 of 6 runs hung).
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 class ComparedCollectives:
@@ -179,6 +189,7 @@ class ComparedCollectives:
         group = _C10D.ProcessGroup.unbox(boxed)
         if group not in self._groups:
             self._groups[group] = self._look_up(group)
+            _keep_for_ever(group)
         return self._groups[group]
 
     def _look_up(self, group: Any) -> _Group | None:
