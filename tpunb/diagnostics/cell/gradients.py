@@ -11,8 +11,6 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -20,6 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from tpunb.backends.torch.inside import FakeTensor, FunctionalTensor, functorch
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.recorder import Recorder
 
@@ -180,7 +179,6 @@ def _has_values(tensor: Any) -> bool:
     """
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor)):
         return False
-    functorch: Any = torch._C._functorch
     return tensor.is_floating_point() and not functorch.is_functorch_wrapped_tensor(tensor)
 
 

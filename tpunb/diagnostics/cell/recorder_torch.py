@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpunb.backends.engine_watch import EngineWatch
 from tpunb.backends.torch.compilations import CompileWatch
+from tpunb.backends.torch.inside import TorchDispatchMode, version_of
 from tpunb.backends.torchtpu.gaps import find_gap
 from tpunb.diagnostics.cell import frames, operations
 from tpunb.diagnostics.cell.frames import SourceLine
@@ -196,10 +196,10 @@ class TorchRecorder(Recorder, TorchDispatchMode):
             return
         known = self.transfers.get(op.place)
         same = known is not None and known.tensor is not None and known.tensor() is tensor
-        if known is None or not same or known.version != tensor._version:
+        if known is None or not same or known.version != version_of(tensor):
             size = tensor.numel() * tensor.element_size()
             known = Transfer(
-                op.name, op.place, tensor=weakref.ref(tensor), version=tensor._version, size=size
+                op.name, op.place, tensor=weakref.ref(tensor), version=version_of(tensor), size=size
             )
             self.transfers[op.place] = known
         known.add(self.step, seconds)
