@@ -220,6 +220,14 @@ def test_frames_of_older_ipythons_name_the_library(call: str) -> None:
     assert known.cause.startswith("No known cause. trl raised the error (trl/a.py)")
 
 
+def test_an_error_of_tpunb_needs_no_search_in_the_library_that_called_it() -> None:
+    raised = log("{}: no rank 2", CELL, library("torch/distributed/distributed_c10d.py"))
+    ours = raised.replace("{}", "tpunb.backends.rehearsal.errors.PeerLostError")
+    assert unexplained(ours, 1) == []
+    [known] = unexplained(raised.replace("{}", "mylib.PeerLostError"), 1)
+    assert known.fix.startswith("Search the issues of torch")
+
+
 def test_a_traceback_without_its_header_shows_where_it_was_raised() -> None:
     whole = log("ValueError: odd", CELL.replace("cell [3]", 'File "a.py"'), library("trl/sft.py"))
     cut = whole.partition("last):\n")[2]

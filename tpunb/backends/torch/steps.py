@@ -54,8 +54,19 @@ class Steps:
                 function(self.steps)
 
     def _watch_compilations(self, callback: ModuleType) -> None:
-        callback.callback_handler.register_start_callback(self._begin_compilation)
-        callback.callback_handler.register_end_callback(self._end_compilation)
+        handler = callback.callback_handler
+        clear = handler.clear
+
+        def register() -> None:
+            handler.register_start_callback(self._begin_compilation)
+            handler.register_end_callback(self._end_compilation)
+
+        def clear_and_register() -> None:  # torch._dynamo.reset() clears all callbacks
+            clear()
+            register()
+
+        register()
+        handler.clear = clear_and_register
 
     def _begin_compilation(self, *args: object) -> None:
         self._begun += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class LineStats:
 LineKey = tuple[str, SourceLine | None]
 
 
-class Recorder:
+class Recorder(ABC):
     """Records what the cell does, from `__enter__` to `__exit__` of its subclass.
 
     `files`: the names under which the notebook's cells were compiled. `stop_after`: the number
@@ -116,9 +117,9 @@ class Recorder:
             if self._stopping:
                 raise StepsDone
 
+    @abstractmethod
     def optimizer_stepped(self, count: int) -> None:
         """Record an optimizer step; `count`: the largest number of steps of any optimizer."""
-        raise NotImplementedError
 
     def _time(self) -> None:
         now = time.perf_counter()

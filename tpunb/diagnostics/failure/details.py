@@ -66,7 +66,7 @@ def what_is_known(log: Log, errors: list[LoggedException], facts: Facts) -> Diag
     if error is None:
         return None
     message = log.body(error.line).strip()
-    if message.startswith("tpunb."):  # its message says why, and what to do
+    if error.module.partition(".")[0] == "tpunb":  # its message says why, and what to do
         return None
     origin = Origin.of(log, error)
     library = (origin.raised.library if origin is not None else None) or native_library(message)

@@ -94,6 +94,8 @@ class LoggedException:
 
     of_another_process: bool
     """True if it only reports how another process ended."""
+    module: str = ""
+    """The module of its class; '' if it is built in, or not shown."""
 
 
 class PossibleReasons:
@@ -233,6 +235,7 @@ class PossibleReasons:
                 inside or any(_CHAIN.search(text) for text in [log.body(start), *above]),
                 any(_THREAD.match(text) for text in above[:2]),
                 of_another,
+                full_name.rpartition(".")[0],
             )
 
     def _is_only_printed(self, line: int, end: int) -> bool:

@@ -187,6 +187,7 @@ def test_other_layouts_are_refused() -> None:
         x.to_sparse,
         lambda: torch.quantize_per_tensor(x, 1.0, 0, torch.quint8),
     ):
+        # Not unfinished work: torch's own type for what a layout lacks, which libraries catch.
         with pytest.raises(NotImplementedError, match="cannot be on a rehearsed TPU"):
             make()
 
@@ -194,6 +195,7 @@ def test_other_layouts_are_refused() -> None:
 def test_synchronized_batch_norm_is_missing_as_in_torch_tpu() -> None:
     import torch
 
+    # Not unfinished work: torch's own type for an operation that a device lacks.
     with pytest.raises(NotImplementedError, match=r"TorchTPU 0\.2\.0 has no SyncBatchNorm"):
         torch.batch_norm_stats(torch.ones(2, 3, device="tpu"), 1e-5)
 

@@ -330,6 +330,7 @@ def custom_compiler_options(options: dict[str, str]) -> Iterator[None]:
 
 def _needs_tpu(name: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
+        # Not unfinished work: these are XLA's own kernels. torch's type for what a device lacks.
         raise NotImplementedError(f"{name} is not rehearsed: it needs a TPU")
 
     refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]

@@ -133,6 +133,7 @@ def _missing(op: Any) -> Kernel:
         )
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        # What torch raises for an operation that a device lacks, and what libraries catch.
         raise NotImplementedError(f"{op.name()} is not implemented on a rehearsed TPU: {reason}")
 
     return kernel
@@ -199,6 +200,7 @@ def new_tensor(result: Any) -> Any:
 
 def not_dense(kind: str) -> NotImplementedError:
     """The error for a tensor that DLPack cannot describe."""
+    # Not unfinished work: DLPack has dense tensors only. torch's type for what a layout lacks.
     return NotImplementedError(
         f"A {kind} tensor cannot be on a rehearsed TPU. Use dense tensors: sparse=False of "
         "nn.Embedding, .to_dense()"
