@@ -492,3 +492,30 @@ def sums(device: str) -> bytes:
 @on_each_device
 def test_sums_are_equal_on_all_ranks(ranks: Ranks, device: str) -> None:
     assert len(set(ranks.values(sums, 4, device))) == 1
+
+
+def freed(device: str) -> int:
+    """Train, destroy the group, and free the model, which was the last to hold it."""
+    rehearse_on(device)
+    dist.destroy_process_group()
+
+    def train() -> None:
+        dist.init_process_group(BACKENDS[device])
+        model = DistributedDataParallel(nn.Linear(8, 1).to(device))
+        for _ in range(4):
+            model(torch.ones(2, 8, device=device)).sum().backward()
+            parts = [torch.empty(1, device=device) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, torch.ones(1, device=device))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    for _ in range(40):
+        train()
+    return collective_stats.collectives(0)[0].calls
+
+
+@on_each_device
+def test_a_model_that_is_freed_after_its_group_does_not_wait_for_it(
+    ranks: Ranks, device: str
+) -> None:
+    assert all(calls > 40 for calls in ranks.values(freed, 2, device))
