@@ -5,7 +5,8 @@ MASTER_PORT: a script that sets another port waits for a server that does not ex
 init_process_group, or one after a retry, finds the keys of the first. If it does not, rank 0 serves
 a store that a second init_process_group finds as well. So it is replaced: at torch elastic's port
 each init_process_group gets keys of its own in the run's store, and at any other port rank 0 serves
-one. `file://` and a store that the script passes stay as they are.
+one. For `file://` the ranks meet in the run's store as well: the file of an earlier group, or run,
+would keep them from it. A store that the script passes stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.call import RankCall
@@ -34,15 +36,16 @@ class ProcessGroupStores:
         self.world_size = agent.world_size
         self._wire = wire
         self._agent = agent
-        self._count: Counter[int] = Counter()
-        """The number of groups made so far, by world size; equal on all ranks."""
+        self._count: Counter[str] = Counter()
+        """The number of groups made so far, by place and world size; equal on all ranks."""
 
     def install(self) -> None:
-        """Replace torch's function for the store of `env://` and `tcp://`."""
+        """Replace torch's functions for the store of `env://` and `tcp://`, and of `file://`."""
         # By its module name, because the package's attribute of that name is a function. Checked
         # with torch 2.8 to 2.15.
         rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
         rendezvous._create_c10d_store = self.create_store
+        rendezvous.FileStore = self.file_store
 
     def create_store(
         self,
@@ -54,11 +57,11 @@ class ProcessGroupStores:
         use_libuv: bool = True,
     ) -> Store:
         """`_create_c10d_store`: for init_method="env://" and "tcp://"."""
-        if world_size == self.world_size and not self._wire.in_child:
+        if self._is_of_all(world_size):
             self.meet(f"port {port}")
         if port == self._agent.port:
             return self.own_keys(world_size, timeout)
-        return TCPStore(
+        store = TCPStore(
             hostname,
             port,
             world_size,
@@ -68,6 +71,18 @@ class ProcessGroupStores:
             master_listen_fd=_listen_here(hostname, port) if rank == 0 else None,
             use_libuv=use_libuv,
         )
+        # A group that was made here before may live on, and with it this server and its keys.
+        return PrefixStore(self._next(f"{port}/{world_size}"), store)
+
+    def file_store(self, path: str, world_size: int) -> Store:
+        """`FileStore`, for init_method="file://"."""
+        if not self._is_of_all(world_size):
+            return FileStore(path, world_size)
+        self.meet(f"file {path}")
+        return self.own_keys(world_size, dist.default_pg_timeout)
+
+    def _is_of_all(self, world_size: int) -> bool:
+        return world_size == self.world_size and not self._wire.in_child
 
     def meet(self, where: str) -> None:
         """Meet on the wire first: unlike a store, it names a missing rank and its line."""
@@ -78,10 +93,13 @@ class ProcessGroupStores:
 
     def own_keys(self, world_size: int, timeout: timedelta) -> Store:
         """The keys of a new process group in the store of the run."""
-        self._count[world_size] += 1
         store = self._agent.open_store(timeout)
-        number = self._count[world_size]
-        return PrefixStore(f"tpunb/groups/{self._agent.attempt}/{world_size}/{number}", store)
+        number = self._next(str(world_size))
+        return PrefixStore(f"tpunb/groups/{self._agent.attempt}/{number}", store)
+
+    def _next(self, place: str) -> str:
+        self._count[place] += 1
+        return f"{place}/{self._count[place]}"
 
 
 def _listen_here(hostname: str, port: int) -> int | None:
