@@ -297,7 +297,12 @@ class Kernel:
 
     def restart(self) -> None:
         """The restart button; the cells that ran are forgotten, as by the person."""
+        self.client.stop_channels()
         self.manager.restart_kernel(now=False)
+        # A new client: messages of the old kernel would let the old one take the new kernel's
+        # IOPub for connected, and miss the end of its first cell.
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
         self.client.wait_for_ready(timeout=PATIENCE)
 
     def processes(self) -> list[Process]:

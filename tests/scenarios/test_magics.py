@@ -388,14 +388,17 @@ class TestThatGoesWrong:
     def test_missing_torch_xla_is_explained(self, nb: Kernel) -> None:
         nb.run(
             "import importlib.util\nfind_spec = importlib.util.find_spec\n"
-            "importlib.util.find_spec = lambda n: None if n == 'torch_xla' else find_spec(n)",
+            "importlib.util.find_spec = (\n"
+            "    lambda name, find=find_spec: None if name == 'torch_xla' else find(name)\n)",
             "setup",
         ).good()
-        assert nb.run("%%tpu_train\npass", "train").traceback == (
-            "MissingPackageError: torch_xla is needed for %%tpu_train and is not installed: "
+        ran = nb.run("%%tpu_train\nimport torch_xla", "train")
+        nb.run("# tpu: skip\nimportlib.util.find_spec = find_spec", "setup").good()
+        assert ran.traceback == (
+            "MissingPackageError: torch_xla is needed for %%tpu_train (cell "
+            f"[{ran.number}] has `import torch_xla`) and is not installed: "
             f"`{INSTALL_XLA}` installs a matching pair"
         )
-        nb.run("# tpu: skip\nimportlib.util.find_spec = find_spec", "setup").good()
 
 
 def short(ran: Ran) -> None:

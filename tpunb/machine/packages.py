@@ -9,7 +9,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -278,6 +278,9 @@ def _torch(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     if torch is None:
         yield SetupProblem("torch-missing", "torch is not installed, and runs need it.", fix)
     elif machine.backend == "torch":
+        if machine.chips and "torch_xla" in have.versions:  # torch was upgraded: no TPU any more
+            for problem in _pair(have, replace(machine, backend="xla")):
+                yield replace(problem, must=False)
         if machine.gpus and not machine.cuda:
             yield SetupProblem(
                 "torch-without-cuda",
