@@ -42,7 +42,7 @@ test: .venv/.ready $(if $(filter true,$(CI)),test-torchtpu)
 TORCHTPU_TESTS := tests/backends/torchtpu $(addprefix tests/backends/rehearsal/,test_distributed.py test_install.py)
 
 test-torchtpu: .venv-torchtpu/.ready
-	.venv-torchtpu/bin/pytest --numprocesses 2 --dist loadgroup $(TORCHTPU_TESTS) $(ARGS)
+	.venv-torchtpu/bin/pytest $(WORKERS) --dist loadgroup $(TORCHTPU_TESTS) $(ARGS)
 
 test-long: .venv/.ready .venv-torchtpu/.ready
 	.venv-torchtpu/bin/pytest --numprocesses 2 --dist loadfile $(wildcard tests/long/test_torchtpu_*.py) $(ARGS)

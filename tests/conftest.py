@@ -72,7 +72,8 @@ PATIENCE = 60.0
 
 LONG = Path(__file__).parent / "long"
 """What repeats, trains or needs a browser: `make test-long`."""
-TORCH_XLA = [Path(__file__).parent / folder for folder in ("training", "backends")]
+HAS_TORCH_XLA = importlib.util.find_spec("torch_xla") is not None
+TORCH_XLA = [Path(__file__).parent / folder for folder in ("training", "backends") if HAS_TORCH_XLA]
 """Folders with tests that import torch_xla in this process: one worker does."""
 WARM = ("driver", "lent", "ranks")
 """Fixtures of a process with torch_xla. `ranks` is last, because some parameters have its name."""
@@ -84,7 +85,7 @@ TORCHTPU = [
     "long/test_torchtpu_notebooks.py",
     "long/test_torchtpu_op_db.py",
 ]
-collect_ignore = TORCHTPU if importlib.util.find_spec("torch_xla") else []
+collect_ignore = TORCHTPU if HAS_TORCH_XLA else []
 
 _started = 0
 """How many processes this one has started so far."""

@@ -31,7 +31,7 @@ EXCEPTIONS: dict[operations.Variant, dict[str, tuple[str, tuple[str, ...]]]] = {
     "out": {"sparse.sampled_addmm": (SPARSE, ALL)},
 }
 """By what is called: operations that differ, why, and in which types, where they have them."""
-EACH = 16
+EACH = 32
 """One of so many operations is run here, and each that differs."""
 
 
