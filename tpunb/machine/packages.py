@@ -278,7 +278,7 @@ def _torch(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
     if torch is None:
         yield SetupProblem("torch-missing", "torch is not installed, and runs need it.", fix)
     elif machine.backend == "torch":
-        if machine.chips and "torch_xla" in have.versions:  # torch was upgraded: no TPU any more
+        if machine.chips and "torch_xla" in have.versions:  # torch was upgraded past torch_xla
             for problem in _pair(have, replace(machine, backend="xla")):
                 yield replace(problem, must=False)
         if machine.gpus and not machine.cuda:
