@@ -51,11 +51,12 @@ def is_of_torch_distributed(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and module.startswith("torch.distributed.")
 
 
-# Not unfinished work: the refused calls have no meaning between CPU processes (SPMD's collectives),
-# or do not work in torch_xla either (xm.send and xm.recv, pytorch/xla#8074). The second base class
-# is the one that torch raises for an operation that a backend lacks, and that libraries catch.
+# Not unfinished work: the refused functions have no meaning between CPU processes (SPMD's
+# collectives, XLA's own kernels), or do not work in torch_xla either (xm.send and xm.recv,
+# pytorch/xla#8074). The second base class is torch's own for what a backend lacks, which libraries
+# catch.
 class NotRehearsedError(TpunbError, NotImplementedError):
-    """A collective that exists on a TPU, but not in a rehearsal."""
+    """A function that exists on a TPU, but not in a rehearsal."""
 
     def __init__(self, what: str, why: str = "") -> None:
         super().__init__(what, why)
@@ -64,15 +65,11 @@ class NotRehearsedError(TpunbError, NotImplementedError):
 
     def __str__(self) -> str:
         because = f" ({self.why})" if self.why else ""
-        return (
-            f"{self.what} is not rehearsed on CPU cores{because}. A rehearsal has all collectives "
-            "of torch_xla and torch.distributed's xla backend, except xm.send, xm.recv and those "
-            "of SPMD. On a TPU nothing is replaced"
-        )
+        return f"{self.what} is not rehearsed on CPU cores{because}. On a TPU nothing is replaced"
 
 
-def make_refusal(name: str, why: str) -> Callable[..., NoReturn]:
-    """A replacement for a collective that raises NotRehearsedError when called."""
+def make_refusal(name: str, why: str = "") -> Callable[..., NoReturn]:
+    """A replacement for a function that raises NotRehearsedError when called."""
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise NotRehearsedError(name, why)

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from tpunb.backends.rehearsal.errors import NotRehearsedError
+
 PUBLIC = """EagerMode Event Precision Stream allow_excess_precision current_device current_stream
 default_generators default_stream device device_count device_of eager_mode get_amp_supported_dtype
 get_device_name get_device_properties get_rng_state initial_seed is_available is_initialized
@@ -20,8 +22,7 @@ def test_all_public_names_are_there() -> None:
 
     assert [name for name in PUBLIC if not hasattr(torch.tpu, name)] == []
     assert importlib.import_module("torch.tpu.distributed").spmd_safe(len) is len
-    # Not unfinished work: XLA's own kernels, which only a TPU has.
-    with pytest.raises(NotImplementedError, match=r"torch\.tpu\.ops\.splash_sdpa is not rehearsed"):
+    with pytest.raises(NotRehearsedError, match=r"torch\.tpu\.ops\.splash_sdpa is not rehearsed"):
         torch.tpu.ops.splash_sdpa()
 
 

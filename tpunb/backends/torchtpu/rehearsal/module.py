@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from tpunb.backends.rehearsal.errors import make_refusal
 from tpunb.backends.torchtpu.rehearsal import seeds
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -328,19 +329,10 @@ def custom_compiler_options(options: dict[str, str]) -> Iterator[None]:
     yield
 
 
-def _needs_tpu(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        # Not unfinished work: these are XLA's own kernels. torch's type for what a device lacks.
-        raise NotImplementedError(f"{name} is not rehearsed: it needs a TPU")
-
-    refuse.__name__ = refuse.__qualname__ = name.rpartition(".")[2]
-    return refuse
-
-
 def add_submodules(module: TpuModule) -> None:
     """`torch.tpu.distributed` and the others, in sys.modules too."""
     names: dict[str, dict[str, Any]] = {
-        part: {name: _needs_tpu(f"torch.tpu.{part}.{name}") for name in joined.split()}
+        part: {name: make_refusal(f"torch.tpu.{part}.{name}") for name in joined.split()}
         for part, joined in _NOT_REHEARSED.items()
     }
     names["compiler"] = {"custom_compiler_options": custom_compiler_options}
