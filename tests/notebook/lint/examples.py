@@ -580,6 +580,7 @@ EXAMPLES: dict[str, Pair] = {
     "changing-shape": (
         [
             (IMPORTS, loop("kept = loss[x > 0]  # <-"), TRAIN),
+            (IMPORTS, loop("x = x.to('xla')", "kept = x[x > 0]  # <-"), TRAIN),
             (IMPORTS, loop("rows = torch.nonzero(x)  # <-"), TRAIN),
             (IMPORTS, NET.format("return torch.unique(x)  # <-")),
         ],

@@ -48,6 +48,12 @@ RANK_CALLS = {
     "torch.distributed.get_rank",
 }
 CORES = re.compile(r"--cores[ =]+1\b")
+_TPU_DEVICES: dict[BackendName, tuple[str | None, frozenset[str]]] = {
+    "xla": ("xla", frozenset({"torch_xla.device", f"{XM}.xla_device"})),
+    "torchtpu": ("tpu", frozenset({"torch.accelerator.current_accelerator"})),
+    "torch": (None, frozenset()),
+}
+"""The name of the TPU device with each backend, and the calls that return the device."""
 
 
 class NotebookIndex:
@@ -129,25 +135,28 @@ class NotebookIndex:
                 assigned.setdefault(dotted(node.target), []).append(Site(node.value, site.frame))
         return assigned
 
-    def is_xla_device(self, node: ast.expr, site: Site, depth: int = 0) -> bool:
-        """Whether an expression is an XLA device: a call, a string, or a name with such a value."""
+    def is_tpu_device(self, node: ast.expr, site: Site, depth: int = 0) -> bool:
+        """Whether an expression is the backend's TPU device: a call, a string, or a name with such
+        a value.
+        """
+        name, makers = _TPU_DEVICES[self.backend]
         if isinstance(node, ast.Constant):
-            return isinstance(node.value, str) and node.value.partition(":")[0] == "xla"
+            return isinstance(node.value, str) and node.value.partition(":")[0] == name
         if isinstance(node, ast.Call):
             full = self.full(node.func, site)
-            if full in ("torch_xla.device", f"{XM}.xla_device"):
+            if full in makers:
                 return True
             return full == "torch.device" and any(
-                self.is_xla_device(argument, site, depth) for argument in node.args[:1]
+                self.is_tpu_device(argument, site, depth) for argument in node.args[:1]
             )
         if isinstance(node, ast.IfExp):
-            return any(self.is_xla_device(part, site, depth) for part in (node.body, node.orelse))
+            return any(self.is_tpu_device(part, site, depth) for part in (node.body, node.orelse))
         name = dotted(node)
         if not name or depth > 3:
             return False
         values = self.values(name, site.frame)
         return any(
-            isinstance(value.node, ast.expr) and self.is_xla_device(value.node, value, depth + 1)
+            isinstance(value.node, ast.expr) and self.is_tpu_device(value.node, value, depth + 1)
             for value in values
         )
 
@@ -222,17 +231,18 @@ class NotebookIndex:
 
     @cached_property
     def on_device(self) -> bool:
-        """Whether the notebook trains on an XLA device, chosen by itself or by a framework."""
-        return bool(self.xla and self.device_uses) or (self.managed and self.runs_on_tpu)
+        """Whether the notebook trains on a TPU device, chosen by itself or by a framework."""
+        own = self.native and bool(self.device_uses)
+        return own or (self.managed and self.runs_on_tpu)
 
     @cached_property
     def device_uses(self) -> list[Site]:
-        """The calls that start XLA's runtime, in order."""
+        """The calls that start the runtime of the TPU device, in order."""
         uses = [site for name in DEVICES for site in self.named.get(name, ())]
         for name in ("to", "zeros", "ones", "tensor", "randn", "rand", "empty", "full", "arange"):
             for site in self.called.get(name, ()):
                 target = argument(site.call, "device", 0 if name == "to" else None)
-                if target is not None and self.is_xla_device(target, site):
+                if target is not None and self.is_tpu_device(target, site):
                     uses.append(site)
         return sorted(uses, key=lambda site: site.place)
 

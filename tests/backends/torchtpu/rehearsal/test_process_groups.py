@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,27 @@ def test_process_groups_meet_in_every_way_one_after_the_other(
 ) -> None:
     found = ranks.values(meetings, 2, device, free_port(), str(tmp_path))
     assert found == [[3.0] * 8] * 2
+
+
+def connects_last(folder: str) -> bool:
+    rank, _ = rehearse_on("tpu")
+    dist.destroy_process_group()
+    connected, gloo = Path(folder) / "connected", dist.ProcessGroupGloo
+
+    def slowly(*args: Any) -> Any:
+        group = gloo(*args)
+        time.sleep(0.3)
+        connected.touch()
+        return group
+
+    if rank == 1:
+        dist.ProcessGroupGloo = slowly  # type: ignore[assignment,misc]
+    dist.init_process_group("tpu_dist")
+    return connected.exists()
+
+
+def test_no_rank_goes_on_while_another_connects(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.values(connects_last, 2, str(tmp_path)) == [True, True]
 
 
 def backends() -> list[str]:

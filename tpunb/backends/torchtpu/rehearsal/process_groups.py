@@ -41,7 +41,12 @@ def install_process_groups() -> None:
 
 
 def _create_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+    group = dist.ProcessGroupGloo(store, rank, size, timeout)
+    # A rank that ends right after this closes its connections, which others may not have noticed
+    # yet: "Gloo connectFullMesh failed […] Connection closed by peer".
+    store.set(f"connected/{rank}", "")
+    store.wait([f"connected/{member}" for member in range(size)], timeout)
+    return group
 
 
 def _refuse_device_ids() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import constant, has_spread, values_of, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import XLA, Hit, rule
+from tpunb.notebook.lint.rules import TPUS, Hit, rule
 from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
 
 EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
@@ -95,7 +95,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     "have batches of different sizes, their collectives do not match (pytorch/xla#1368 on "
     "recompilation, #2020 on a hang at the end of an epoch)",
     fix="write drop_last=True",
-    backends=XLA,
+    backends=TPUS,
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.on_device or not notebook.trains:

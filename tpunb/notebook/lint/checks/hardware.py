@@ -293,7 +293,7 @@ def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
         if isinstance(ids, ast.List) and any(
             isinstance(part, ast.Constant | ast.Name)
             and literal(part) != 0
-            and not notebook.is_xla_device(part, site)
+            and not notebook.is_tpu_device(part, site)
             for part in ids.elts
         ):
             yield Hit(site, "`device_ids` numbers GPUs", severity="error")

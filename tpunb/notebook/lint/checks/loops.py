@@ -15,7 +15,7 @@ from tpunb.notebook.lint.checks.sites import (
 )
 from tpunb.notebook.lint.frameworks import PACKAGES
 from tpunb.notebook.lint.index import DEVICE_LOADERS, Loop, NotebookIndex
-from tpunb.notebook.lint.rules import XLA, Hit, rule
+from tpunb.notebook.lint.rules import TPUS, XLA, Hit, rule
 from tpunb.notebook.scopes import LOOPS, XM, Site, argument, dotted, last_part
 
 SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
@@ -145,12 +145,16 @@ def _is_read(site: Site) -> bool:
     "host-sync-in-step",
     "warning",
     what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
-    why="each waits until the device has computed everything recorded so far, and splits the step "
-    "into two graphs: the device idles while Python prepares the next one (torch_xla's docs, "
-    "troubleshooting; aten::_local_scalar_dense in its metrics report)",
+    why="each waits until the device has computed everything so far, and the device idles while "
+    "Python prepares the next step; torch_xla also splits the step into two graphs (torch_xla's "
+    "docs, troubleshooting; aten::_local_scalar_dense in its metrics report)",
     fix="read values every n steps, `if step % 100 == 0:`, or in "
     "`xm.add_step_closure(log, args=(loss,))`; sum up on the device as `total += loss.detach()`",
-    backends=XLA,
+    backends=TPUS,
+    fixes={
+        "torchtpu": "read values every n steps, `if step % 100 == 0:`; sum up on the device as "
+        "`total += loss.detach()`"
+    },
 )
 def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.on_device:
@@ -217,8 +221,13 @@ def _plain_uses(node: ast.expr) -> Iterator[str]:
             todo += ast.iter_child_nodes(part)
 
 
-def from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    """Whether a value is known not to be a device tensor: from numpy, or already read."""
+def from_host(
+    notebook: NotebookIndex, node: ast.expr, site: Site, above: frozenset[int] = frozenset()
+) -> bool:
+    """Whether a value is known not to be a device tensor: from numpy, or already read.
+
+    `above`: the ids of the values that this one is a part of: `x = x.to(device)`.
+    """
     if isinstance(node, ast.Call):
         if last_part(node.func) in READS:
             return True
@@ -228,13 +237,16 @@ def from_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
         if any(_is_read(s) for one in notebook.targets(Site(node, site.frame)) for s in one.calls):
             return True
         if isinstance(node.func, ast.Attribute):
-            return from_host(notebook, node.func.value, site)
+            return from_host(notebook, node.func.value, site, above)
     if isinstance(node, ast.Attribute | ast.Subscript):
-        return from_host(notebook, node.value, site)
+        return from_host(notebook, node.value, site, above)
     if isinstance(node, ast.Name):
         values = notebook.values(node.id, site.frame)
         return bool(values) and all(
-            isinstance(v.node, ast.Call) and from_host(notebook, v.node, v) for v in values
+            isinstance(v.node, ast.Call)
+            and id(v.node) not in above
+            and from_host(notebook, v.node, v, above | {id(v.node)})
+            for v in values
         )
     return False
 
@@ -355,12 +367,13 @@ def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
 @rule(
     "optimizer-before-device",
     "error",
-    what="an optimizer created before its model is moved to the XLA device",
+    what="an optimizer created before its model is moved to the TPU",
     why="the move creates new parameters and the optimizer keeps the old ones: the model is never "
-    "trained, without an error (measured with torch_xla 2.9.0: after model.to(device) the "
-    "optimizer's parameters are on the CPU and are not the model's)",
+    "trained, without an error (measured with torch_xla 2.9.0, and with TorchTPU's device in torch "
+    "2.13: after model.to(device) the optimizer's parameters are on the CPU and are not the "
+    "model's)",
     fix="move the model to the device first, then create the optimizer",
-    backends=XLA,
+    backends=TPUS,
 )
 def _optimizer_before_device(notebook: NotebookIndex) -> Iterator[Hit]:
     for name, optimizers in notebook.named.items():
@@ -380,7 +393,7 @@ def _model_of(node: ast.Call) -> str:
 
 
 def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> bool:
-    """Whether a model is moved to an XLA device only after its optimizer is created."""
+    """Whether a model is moved to the TPU only after its optimizer is created."""
     made = optimizer.place
     moves = [
         site
@@ -395,7 +408,7 @@ def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> boo
         and site.frame.function is optimizer.frame.function
         and not any(isinstance(f.node, (*LOOPS, ast.If)) for f in site.frame.outward())
         and site.call.args
-        and notebook.is_xla_device(site.call.args[0], site)
+        and notebook.is_tpu_device(site.call.args[0], site)
     ]
     early = any(site.place <= made for site in moves)
     again = any(

@@ -82,7 +82,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
         return False
     final = max(moves, key=lambda site: site.place)
     target = argument(final.call, "device", 0)
-    return target is not None and notebook.is_xla_device(target, final)
+    return target is not None and notebook.is_tpu_device(target, final)
 
 
 @rule(
@@ -197,5 +197,5 @@ def _only_xla(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
         return all(_only_xla(notebook, part, site) for part in (node.body, node.orelse))
     values = values_of(notebook, node, site)
     return bool(values) and all(
-        isinstance(v.node, ast.expr) and notebook.is_xla_device(v.node, v) for v in values
+        isinstance(v.node, ast.expr) and notebook.is_tpu_device(v.node, v) for v in values
     )

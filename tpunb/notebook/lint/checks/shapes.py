@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tpunb.notebook.lint.checks.loops import from_host
 from tpunb.notebook.lint.checks.sites import receiver
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import XLA, Hit, rule
+from tpunb.notebook.lint.rules import TPUS, Hit, rule
 from tpunb.notebook.scopes import DefinedFunction, Site, argument, dotted, last_part, literal
 
 METHODS = ("nonzero", "masked_select", "unique", "unique_consecutive")
@@ -26,7 +26,7 @@ PADDING = ("pad", "batch_encode_plus", "encode_plus")
     "shapes)",
     fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
     "`(x * mask).sum() / mask.sum()`",
-    backends=XLA,
+    backends=TPUS,
 )
 def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla and not notebook.on_device:
@@ -55,7 +55,7 @@ def _changing_shape(notebook: NotebookIndex) -> Iterator[Hit]:
 
 
 def _on_device(notebook: NotebookIndex) -> list[Site]:
-    """The calls that certainly run with XLA tensors: in training loops and in `forward`."""
+    """The calls that certainly run with tensors of the TPU: in training loops and in `forward`."""
     sites = [site for loop in notebook.loops for site in (*loop.sites, *loop.called)]
     forward = filter(_is_forward, notebook.functions.get("forward", ()))
     sites += [site for function in forward for site in function.calls]
@@ -95,7 +95,7 @@ def _of_host(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
     "work (pytorch/xla#2655)",
     fix="use `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
     "for only a few lengths",
-    backends=XLA,
+    backends=TPUS,
 )
 def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.runs_on_tpu:
