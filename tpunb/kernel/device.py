@@ -27,6 +27,7 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """torch's variable: 0 keeps `import torch` from loading torch_tpu."""
 _autoload_off = False
 _REHEARSED = "tpunb.backends.torchtpu.rehearsal.device"
+_GUARD = "tpunb.backends.torchtpu.rehearsal.device_guard"
 
 
 def rehearse_tpu() -> None:
@@ -45,6 +46,12 @@ def rehearse_tpu() -> None:
         importlib.import_module(_REHEARSED).install()
 
     Replacements({"torch": install}).begin()
+
+
+def defer_interrupts() -> None:
+    """Before a cell, for which Jupyter sets a handler of SIGINT: have it wait for torch's C++."""
+    if (guard := sys.modules.get(_GUARD)) is not None:
+        guard.defer_interrupts()
 
 
 def variables_set_here() -> tuple[str, ...]:

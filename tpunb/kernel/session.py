@@ -155,6 +155,7 @@ class Session:
 
     def _prepare_device(self, info: ExecutionInfo) -> None:
         """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
+        device.defer_interrupts()
         text = str(info.raw_cell or "")
         if "tpu" in text and "tpu_train" not in cell_magics(text):
             self._rehearse_tpu(text)

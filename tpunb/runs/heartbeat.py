@@ -31,7 +31,7 @@ _BACKWARD = struct.Struct("<Q"), 11 * 8
 
 Counts = tuple[int, int, int, int, int, int]
 """Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed, tensors
-created on the device."""
+created on the device (without torch_xla: steps of an optimizer with parameters there)."""
 
 
 @dataclass
@@ -58,7 +58,8 @@ class Heartbeat:
     backward: int = 0
     """1 once a backward pass has begun, on any device."""
     tensors: int = 0
-    """Tensors created on the device."""
+    """Tensors created on the device; without torch_xla, steps of an optimizer with parameters
+    there."""
 
     @property
     def compiling(self) -> bool:

@@ -178,6 +178,14 @@ def _advice(
                 "move the model and each batch to it: model.to(torch_xla.device())",
             )
         )
+    stepped = any(rank.steps for rank in heartbeats)
+    if result.backend == "torchtpu" and stepped and not any(rank.tensors for rank in heartbeats):
+        advice.append(
+            Advice(
+                "no optimizer has changed a parameter on the TPU: its parameters are on the CPU",
+                "move the model before you create the optimizer: model.to('tpu')",
+            )
+        )
     most = max(heartbeats, key=lambda rank: rank.compilations_ended, default=Heartbeat())
     if most.compilations_ended > max(MANY, most.steps / _STEPS_EACH):
         fix = "batches of one shape need one program; %%tpu_debug shows what differs"

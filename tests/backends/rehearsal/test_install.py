@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 from tests.drivers.devices import rehearse_on
 from tests.drivers.ranks import LOOPBACK, Loopback, Ranks
-from tpunb.backends.rehearsal.errors import CollectiveError
+from tpunb.backends.rehearsal.errors import CollectiveError, is_of_torch_distributed
 from tpunb.backends.rehearsal.install import leave_rehearsal, memory_info
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
@@ -51,6 +53,24 @@ def test_a_rank_that_misses_init_process_group_is_named(ranks: Ranks) -> None:
     message, _ = ranks.values(meets_nobody, 2)
     assert "rank 1 has returned from the train cell" in message
     assert "rank 0 waited in init_process_group" in message
+
+
+def of_a_collective() -> list[bool]:
+    rehearse_on("cpu")
+    found = []
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
+        lambda: dist.device_mesh.init_device_mesh("cpu", (1, 2)).get_group(),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        found.append(is_of_torch_distributed(raised.value))
+    return found
+
+
+def test_which_errors_may_come_from_a_lost_peer(ranks: Ranks) -> None:
+    assert ranks.values(of_a_collective, 2) == [[True, False]] * 2
 
 
 def test_memory_of_a_rank() -> None:

@@ -80,6 +80,17 @@ def test_the_code_decides_what_ranks_train_with(nb: Kernel) -> None:
     assert "torch_xla" not in ran.screen()
 
 
+def test_a_training_of_parameters_that_stayed_on_the_cpu_is_noted(nb: Kernel) -> None:
+    note = "no optimizer has changed a parameter on the TPU"
+    assert note not in train(nb, ON_TPU).good().screen()
+    made_early = ON_TPU.replace("model = DDP(nn.", "net = (nn.").replace(
+        '.to("tpu"))\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)',
+        ')\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\nmodel = DDP(net.to("tpu"))',
+        1,
+    )
+    assert note in train(nb, made_early).good().screen()
+
+
 def test_cells_that_were_deleted_do_not_decide(nb: Kernel) -> None:
     nb.run('y = torch.ones(1, device="tpu")', "gone").good()
     del nb.cells["gone"]
@@ -110,6 +121,16 @@ def test_cells_of_the_kernel_have_the_rehearsed_device(nb: Kernel) -> None:
     assert nb.value("x.is_tpu, str(x.device), (x + 1).sum().item()") == (True, "tpu:0", 6.0)
     ran = nb.run("x + torch.ones(3)", "mixed")
     assert "Expected all tensors to be on the same device" in ran.traceback
+
+
+def test_the_kernel_survives_interrupts_of_its_rehearsed_device(nb: Kernel) -> None:
+    nb.run('x = torch.ones(2, device="tpu", requires_grad=True)', "ordinary").good()
+    for _ in range(20):  # without a name of the device, in which tpunb would prepare it
+        ran = nb.send("print('begun')\nwhile True: x = (x * 1).detach().requires_grad_()")
+        nb.until(ran, "begun")
+        nb.interrupt()
+        assert nb.wait(ran).reply["ename"] == "KeyboardInterrupt"
+    assert nb.value("str(x.device)") == "tpu:0"
 
 
 @pytest.mark.parametrize(("group", "device"), [('"tpu_dist"', "tpu"), ('"gloo"', "cpu")])

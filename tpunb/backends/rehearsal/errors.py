@@ -42,13 +42,23 @@ def print_warning(text: str) -> None:
     print(f"tpunb: {text}", file=sys.stderr, flush=True)
 
 
+_OF_PEERS = tuple(
+    f"torch.distributed.{name}"
+    for name in ("distributed_c10d", "rendezvous", "_functional_collectives")
+)
+"""Modules of torch that call gloo, or a store; not FSDP and DTensor, which use them."""
+
+
 def is_of_torch_distributed(error: BaseException) -> bool:
-    """True if torch.distributed raised the error: gloo does for a lost peer, naming only a port."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
+    """True if a collective raised the error: gloo does for a lost peer, naming only a port."""
+    module, tb = "", error.__traceback__
+    while tb is not None:
+        name = tb.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith("tpunb.backends.rehearsal."):  # which is between torch and gloo
+            module = name
         tb = tb.tb_next
-    module = "" if tb is None else tb.tb_frame.f_globals.get("__name__", "")
-    return isinstance(error, RuntimeError) and module.startswith("torch.distributed.")
+    raised = isinstance(error, RuntimeError) and not isinstance(error, TpunbError)
+    return raised and module in _OF_PEERS
 
 
 # Not unfinished work: the refused functions have no meaning between CPU processes (SPMD's

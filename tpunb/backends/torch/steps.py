@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpunb.backends.engine_watch import EngineWatch
 from tpunb.runs import heartbeat
 from tpunb.runs.heartbeat import Counts
 from tpunb.utils.patching import Replacements
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 CALLBACK = "torch._dynamo.callback"
 """torch.compile's own hooks around each compilation (`callback_handler`; torch 2.9 to 2.15)."""
@@ -32,6 +35,8 @@ class Steps:
         self._ended = 0
         self._nanoseconds = 0
         self._since = 0
+        self._steps_there = 0
+        """Steps that changed parameters of a device other than the CPU."""
 
     def watch(self) -> None:
         """Count for the rest of this process. torch.compile is not imported for it."""
@@ -43,12 +48,16 @@ class Steps:
 
     def counts(self) -> Counts:
         """The counts for the heartbeat."""
-        return (self.steps, self._begun, self._ended, self._nanoseconds, self.steps, 0)
+        compilations = self._begun, self._ended, self._nanoseconds
+        return (self.steps, *compilations, self.steps, self._steps_there)
 
-    def _stepped(self, optimizer: object, args: object, options: object) -> None:
+    def _stepped(self, optimizer: Optimizer, args: object, options: object) -> None:
         compiler: Any = sys.modules["torch"].compiler
         if not compiler.is_compiling():
             self.steps += 1
+            first = (each for group in optimizer.param_groups for each in group["params"][:1])
+            # With CPUOffloadPolicy, FSDP2 keeps its parameters, DTensors, on the CPU.
+            self._steps_there += any(not p.is_cpu or hasattr(p, "device_mesh") for p in first)
             heartbeat.complete_counts()
             for function in self.after_step:
                 function(self.steps)

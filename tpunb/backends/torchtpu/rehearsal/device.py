@@ -36,7 +36,7 @@ def install() -> None:
     _check()
     from tpunb.backends.torchtpu.rehearsal import (
         autocast,
-        backward_errors,
+        device_guard,
         kernels,
         module,
         patches,
@@ -45,13 +45,14 @@ def install() -> None:
     made = module.TpuModule()
     registration: Any = torch.utils.backend_registration
     registration._setup_privateuseone_for_python_backend(
-        "tpu", backend_module=made, hook=_hooks(), device_guard=backward_errors.make_device_guard()
+        "tpu", backend_module=made, hook=_hooks(), device_guard=device_guard.make_device_guard()
     )
-    backward_errors.raise_in_backward()
+    device_guard.raise_in_backward()
     module.add_submodules(made)
     sys.modules.setdefault("torch_tpu", module.stand_in())
     _kept.extend([made, kernels.register(), autocast.register()])
     patches.apply()
+    device_guard.defer_interrupts()
 
 
 def _check() -> None:
