@@ -70,6 +70,7 @@ def spec(nb: Kernel) -> RunSpec:
 def test_the_code_decides_what_ranks_train_with(nb: Kernel) -> None:
     ran = train(nb, ON_TPU, "--returns found,model").good()
     assert {"[0] rank 0 of 2 on tpu:0", "[1] rank 1 of 2 on tpu:0"} <= set(ran.stdout.split("\n"))
+    assert "Warning" not in ran.screen()
     assert spec(nb).backend == "torchtpu"
     on_tpu = nb.value("found")
     assert nb.value("str(next(model.parameters()).device)") == "cpu"

@@ -52,6 +52,7 @@ def meetings(device: str, free: int, folder: str) -> list[float]:
         dist.barrier()
         dist.destroy_process_group()
 
+    dist.barrier()  # gloo itself lets a rank leave while another one still connects to it
     dist.destroy_process_group()
     summed()
     summed(init_method="env://")

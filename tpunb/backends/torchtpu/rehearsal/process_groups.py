@@ -37,7 +37,7 @@ def install_process_groups() -> None:
     for name in BACKENDS:
         dist.Backend.register_backend(name, _create_backend, devices=["tpu"])
     install_collectives(tpu_tensors())
-    _refuse_device_ids()
+    _prepare_ddp()
 
 
 def _create_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -49,8 +49,21 @@ def _create_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any
     return group
 
 
-def _refuse_device_ids() -> None:
-    """Say what DDP's "list index out of range" means, as early as its call."""
+class _WithoutTimes:
+    """DDP's logger, without its warning in each rank that it does not measure times on a TPU."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_logger"], name)
+
+    def set_runtime_stats_and_log(self) -> None:
+        pass
+
+
+def _prepare_ddp() -> None:
+    """Say what DDP's "list index out of range" means, as early as its call; less of its noise."""
     original = DistributedDataParallel.__init__
 
     @functools.wraps(original)
@@ -69,6 +82,8 @@ def _refuse_device_ids() -> None:
                 "does not exist: each rank sees its own core as tpu:0. Leave device_ids out"
             )
         original(self, module, device_ids, *args, **options)
+        if of_tpu:
+            self.logger = _WithoutTimes(self.logger)
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
