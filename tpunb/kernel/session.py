@@ -46,8 +46,9 @@ from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
 from tpunb.machine.auto_stop import AutoStop, StopOrder, TpuVm
 from tpunb.machine.machine import Machine
 from tpunb.machine.metadata import Metadata
+from tpunb.notebook.capture.capture import capture
 from tpunb.notebook.capture.history import History
-from tpunb.notebook.errors import NotebookNotFoundError
+from tpunb.notebook.errors import NotebookError, NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
 from tpunb.places import kinds, mirror
@@ -214,6 +215,20 @@ class Session:
         cells = [(run.number, run.source) for run in newest.values()]
         return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
 
+    def _choose_ahead(self) -> BackendChoice:
+        """As `choose_backend`, also from the cells that have not run yet, if its runs could use it:
+        a notebook begins with `%tpu_setup`.
+        """
+        with suppress(NotebookError):
+            found = capture(
+                self.history, notebook=self.defaults.notebook, user_ns=self.shell.user_ns
+            )
+            cells = [(cell.number, cell.source) for cell in found.cells if cell.kind == "code"]
+            choice = choose_for(self.defaults.backend, cells)
+            if choice.problem(on_tpu=False) is None:
+                return choice
+        return self.choose_backend()
+
     def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
         """Return the backend of a `%%tpu_debug` cell; raise an error if it cannot run.
 
@@ -258,13 +273,13 @@ class Session:
     def setup(self, options: SetupOptions) -> None:
         """`%tpu_setup`: choose defaults, preload, show the environment, order a shutdown."""
         self._choose_defaults(options)
-        here = self.machine()
-        choice = self.choose_backend()
+        choice = self._choose_ahead()
+        here = self.machine(backend=choice.backend)
         if not options.no_warm and not choice.problem(on_tpu=here.device == "TPU"):
             self.launcher.warm(self._run_environment(here))
             # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
             threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
-        self._show_environment(options)
+        self._show_environment(options, here, choice)
         self._ahead = options.ahead
         if options.keep_running:
             print(auto_stop.keep_running())
@@ -296,10 +311,10 @@ class Session:
         if options.runs is not None:
             self.defaults.runs = listing.choose_folder(options.runs)
 
-    def _show_environment(self, options: SetupOptions) -> None:
+    def _show_environment(
+        self, options: SetupOptions, here: Machine, choice: BackendChoice
+    ) -> None:
         """Show a card, or everything as JSON. Raises an error if no run is possible."""
-        here = self.machine()  # it has the metadata server's answers
-        choice = self.choose_backend()
         preload = ""
         if not options.no_warm:
             preload = setup.PRELOADED if self.launcher.is_warm else setup.PRELOADING

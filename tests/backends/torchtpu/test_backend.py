@@ -108,6 +108,16 @@ def test_setup_overrides_the_code(nb: Kernel) -> None:
     assert "tpu" in last(nb).log.read_text()
 
 
+def test_setup_looks_at_the_cells_below(nb: Kernel) -> None:
+    assert "torchtpu" not in nb.run("%tpu_setup", "load").good().screen()
+    nb.cells["later"] = ON_TPU
+    shown = nb.run("%tpu_setup", "load").good().screen()
+    assert "torchtpu (torch 2." in shown
+    assert "because cell [ ] has `init_process_group(" in shown
+    nb.cells["later"] = "import torch_xla"  # which is not installed
+    assert "torch_xla is not installed" in nb.run("%tpu_setup", "load").good().screen()
+
+
 def test_torch_xla_is_missed_where_the_code_needs_it(nb: Kernel) -> None:
     ran = train(nb, "import torch_xla\nprint(torch_xla.device())")
     assert ran.red_line.startswith(
