@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -210,6 +213,11 @@ def test_torch_tpu_is_not_loaded_without_its_tpu(
 ) -> None:
     name = environment.AUTOLOAD
     assert name not in environment.run_environment({}, "CPU", backend=backend)  # not installed
+    stand_in = ModuleType("torch_tpu")  # of a kernel that rehearses the device
+    stand_in.__spec__ = ModuleSpec("torch_tpu", None)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch_tpu", stand_in)
+        assert name not in environment.run_environment({}, "CPU", backend=backend)
     monkeypatch.syspath_prepend(torch_tpu.install(tmp_path))
     assert environment.run_environment({}, "CPU", backend=backend)[name] == "0"
     assert environment.run_environment({name: "1"}, "CPU", backend=backend)[name] == "1"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpunb.backends.choice import find_installed
 from tpunb.backends.xla import spmd, topology
 from tpunb.machine import tpu
 from tpunb.machine.machine import Machine
@@ -136,7 +136,7 @@ def _without_torch_xla(
         yield from (EnvChange(name, None, reason) for name in names if name in env)
     if device == "TPU" and machine is not None:
         yield from _metrics_ports(env, machine)
-    if device != "TPU" and AUTOLOAD not in env and importlib.util.find_spec("torch_tpu"):
+    if device != "TPU" and AUTOLOAD not in env and find_installed().torch_tpu:
         why = "torch_tpu would be loaded, which takes seconds and has no TPU here"
         yield EnvChange(AUTOLOAD, "0", why)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -116,6 +117,17 @@ def test_setup_looks_at_the_cells_below(nb: Kernel) -> None:
     assert "because cell [ ] has `init_process_group(" in shown
     nb.cells["later"] = "import torch_xla"  # which is not installed
     assert "torch_xla is not installed" in nb.run("%tpu_setup", "load").good().screen()
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_what_setup_preloads_serves_the_first_run(tmp_path: Path) -> None:
+    with kernel(tmp_path) as made:
+        made.run("%load_ext tpunb\n%tpu_setup --cores 2 --backend torchtpu", "load").good()
+        before = made.processes()
+        made.run(PRELUDE, "prelude").good()  # torch gets the rehearsed device
+        made.run(f"%%tpu_train\n{ON_TPU.strip()}", "train").good()
+        assert len(before) >= 1
+        assert set(before) <= set(made.processes())
 
 
 def test_torch_xla_is_missed_where_the_code_needs_it(nb: Kernel) -> None:
