@@ -20,11 +20,11 @@ def test_heartbeat_counters_are_readable_at_once(tmp_path: Path) -> None:
     assert waits.waiting
     writer.flush()
     compiles = read_heartbeat(path)
-    assert compiles == Heartbeat(1, 1, 1, 3, 2, 1, 500, activity=4, tensors=7)
+    assert compiles == Heartbeat(1, 1, 1, 3, 2, 1, 500, activity=4, on_device=7)
     assert compiles.compiling
     assert not compiles.waiting
     writer.flush()
-    assert read_heartbeat(path) == Heartbeat(1, 1, 1, 5, 2, 2, 900, activity=6, tensors=9)
+    assert read_heartbeat(path) == Heartbeat(1, 1, 1, 5, 2, 2, 900, activity=6, on_device=9)
 
 
 def test_heartbeat_counts_a_failed_write_as_ended(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def rehearse_tpu() -> None:
     Replacements({"torch": install}).begin()
 
 
-def defer_interrupts() -> None:
+def defer_interrupts(info: object) -> None:
     """Before a cell, for which Jupyter sets a handler of SIGINT: have it wait for torch's C++."""
     if (guard := sys.modules.get(_GUARD)) is not None:
         guard.defer_interrupts()

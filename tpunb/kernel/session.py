@@ -129,6 +129,7 @@ class Session:
         self._rank_names = RankNames()
         self._hooks: tuple[tuple[str, Any], ...] = (
             ("pre_run_cell", self.auto_stop.begin_cell),
+            ("pre_run_cell", device.defer_interrupts),
             ("pre_run_cell", self._prepare_device),
             ("post_run_cell", self._note_changes),
             ("post_run_cell", device.note_cell),
@@ -156,7 +157,6 @@ class Session:
 
     def _prepare_device(self, info: ExecutionInfo) -> None:
         """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
-        device.defer_interrupts()
         text = str(info.raw_cell or "")
         if "tpu" in text and "tpu_train" not in cell_magics(text):
             self._rehearse_tpu(text)
@@ -216,18 +216,21 @@ class Session:
         return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
 
     def _choose_ahead(self) -> BackendChoice:
-        """As `choose_backend`, also from the cells that have not run yet, if its runs could use it:
-        a notebook begins with `%tpu_setup`.
+        """As `choose_backend`, also from the cells that have not run yet, if their runs could use
+        what they name: a notebook begins with `%tpu_setup`.
         """
-        with suppress(NotebookError):
+        choice = self.choose_backend()
+        if self.defaults.backend is not None:
+            return choice
+        try:
             found = capture(
                 self.history, notebook=self.defaults.notebook, user_ns=self.shell.user_ns
             )
-            cells = [(cell.number, cell.source) for cell in found.cells if cell.kind == "code"]
-            choice = choose_for(self.defaults.backend, cells)
-            if choice.problem(on_tpu=False) is None:
-                return choice
-        return self.choose_backend()
+        except NotebookError:  # the first run reports it
+            return choice
+        cells = [(cell.number, cell.source) for cell in found.cells if cell.kind == "code"]
+        ahead = choose_for(None, cells)
+        return ahead if ahead.problem(on_tpu=False) is None else choice
 
     def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
         """Return the backend of a `%%tpu_debug` cell; raise an error if it cannot run.

@@ -30,8 +30,8 @@ _INPUT = struct.Struct("<Q"), 10 * 8
 _BACKWARD = struct.Struct("<Q"), 11 * 8
 
 Counts = tuple[int, int, int, int, int, int]
-"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed, tensors
-created on the device (without torch_xla: steps of an optimizer with parameters there)."""
+"""Steps, compilations begun, compilations ended, nanoseconds compiling, programs executed, and
+`Heartbeat.on_device`."""
 
 
 @dataclass
@@ -57,9 +57,9 @@ class Heartbeat:
     """Time that the loop waited for batches of a DataLoader or MpDeviceLoader."""
     backward: int = 0
     """1 once a backward pass has begun, on any device."""
-    tensors: int = 0
-    """Tensors created on the device; without torch_xla, steps of an optimizer with parameters
-    there."""
+    on_device: int = 0
+    """Tensors created on the device; without torch_xla, steps of optimizers with parameters there,
+    since it has no such counter."""
 
     @property
     def compiling(self) -> bool:
@@ -197,7 +197,7 @@ class HeartbeatWriter:
             self._heartbeat.compilations_ended += new[2]
             self._heartbeat.compile_nanoseconds += new[3]
             self._heartbeat.activity += new[4]
-            self._heartbeat.tensors += new[5]
+            self._heartbeat.on_device += new[5]
             self._write()
 
     def flush(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
+from collections.abc import Mapping
 
 from tpunb.runs import heartbeat, metrics, trace
 from tpunb.runs.chips import describe_chips, mean_duty, read_chips
@@ -13,7 +14,7 @@ from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.runs.metrics import Row
 from tpunb.runs.result import Advice, RunResult, Summary
-from tpunb.runs.spec import PhaseKind, RunSpec, RunState
+from tpunb.runs.spec import BackendName, PhaseKind, RunSpec, RunState
 from tpunb.runs.step_times import StepTimes
 from tpunb.utils import files
 
@@ -35,6 +36,18 @@ MUCH = 0.2
 """The share of the training from which on a wait counts as its limit."""
 SHORT = 10.0
 """Seconds of training below which no limit is reported, because it has only started."""
+
+
+_DEVICE_UNUSED: Mapping[BackendName, Advice] = {
+    "xla": Advice(
+        "no rank used the device: each trained on the CPU",
+        "move the model and each batch to it: model.to(torch_xla.device())",
+    ),
+    "torchtpu": Advice(
+        "no optimizer has changed a parameter on the TPU: its parameters are on the CPU",
+        "move the model before you create the optimizer: model.to('tpu')",
+    ),
+}
 
 
 class _Limit(enum.Enum):
@@ -170,22 +183,11 @@ def _advice(
         )
         for name, row in _became_nan(rows).items()
     ]
-    trained = any(rank.backward for rank in heartbeats)
-    if result.backend == "xla" and trained and not any(rank.tensors for rank in heartbeats):
-        advice.append(
-            Advice(
-                "no rank used the device: each trained on the CPU",
-                "move the model and each batch to it: model.to(torch_xla.device())",
-            )
-        )
-    stepped = any(rank.steps for rank in heartbeats)
-    if result.backend == "torchtpu" and stepped and not any(rank.tensors for rank in heartbeats):
-        advice.append(
-            Advice(
-                "no optimizer has changed a parameter on the TPU: its parameters are on the CPU",
-                "move the model before you create the optimizer: model.to('tpu')",
-            )
-        )
+    # Without torch_xla only an optimizer's steps show the device.
+    trained = any(r.backward if result.backend == "xla" else r.steps for r in heartbeats)
+    unused = _DEVICE_UNUSED.get(result.backend)
+    if unused is not None and trained and not any(rank.on_device for rank in heartbeats):
+        advice.append(unused)
     most = max(heartbeats, key=lambda rank: rank.compilations_ended, default=Heartbeat())
     if most.compilations_ended > max(MANY, most.steps / _STEPS_EACH):
         fix = "batches of one shape need one program; %%tpu_debug shows what differs"

@@ -45,7 +45,6 @@ def found(backend: BackendName, *cells: str) -> list[Finding]:
 )
 def test_ranks_that_train_apart(backend: BackendName, group: str, to: str) -> None:
     slow = {"host-sync-in-step", "last-batch"}  # on a TPU
-
     findings = found(backend, IMPORTS, PLAIN.format(group=group, to=to))
     assert [finding.rule for finding in findings if finding.rule not in slow] == [
         "no-sampler",
@@ -129,6 +128,9 @@ def test_what_is_slow_or_silently_wrong_on_any_tpu() -> None:
     on_the_cpu = TRAINING.replace('"tpu"', '"cpu"')
     assert not rules.keys() & {f.rule for f in found("torchtpu", IMPORTS, on_the_cpu)}
     assert not rules.keys() & {f.rule for f in found("torch", IMPORTS, TRAINING)}
+    collate = "def collate(rows):\n    return tokenizer(rows, padding=True)"
+    assert [f.rule for f in found("torchtpu", IMPORTS, collate)] == ["dynamic-padding"]
+    assert not found("torch", IMPORTS, collate)
 
 
 def test_fixes_are_those_of_the_backend() -> None:

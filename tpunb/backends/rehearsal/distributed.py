@@ -18,8 +18,8 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -62,8 +62,8 @@ class TensorKind:
     is_tpu: bool
     """If so, ranks must name equal shapes, not only as many elements, because a TPU compiles a
     program for them; and all types that a TPU has are exchanged."""
-    missing: Sequence[str] = ()
-    """Operators that the device's backend does not have."""
+    missing: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Operators that the device's backend does not have, and what raises its error for each."""
 
 
 CPU = TensorKind("CPU", torch.device("cpu"), lambda tensor: tensor, is_tpu=False)
@@ -126,9 +126,8 @@ class ComparedCollectives:
         with warnings.catch_warnings():
             # The override is intended, but torch 2.8 lacks the parameter allow_override.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            for name in {*operators, *self._kind.missing}:
-                missing = name in self._kind.missing
-                kernel = _refusing(name, self._kind) if missing else _kernel(getattr(self, name))
+            kernels = {name: _kernel(getattr(self, name)) for name in operators}
+            for name, kernel in {**kernels, **self._kind.missing}.items():
                 self._library.impl(name, kernel, self._kind.key)
 
     # -- one collective
@@ -654,8 +653,8 @@ def _options(name: str, timeout: int, **fields: Any) -> Any:
     """Options of a collective; `timeout` in ms, -1: the group's."""
     options = getattr(_C10D, name)()
     options.timeout = timedelta(milliseconds=timeout)
-    for field, value in fields.items():
-        setattr(options, field, value)
+    for option, value in fields.items():
+        setattr(options, option, value)
     return options
 
 
@@ -698,16 +697,6 @@ def _kernel(method: Callable[..., Any]) -> Callable[..., Any]:
                 return method(*args, **options)
         finally:
             _set_eval_frame(traced)
-
-    return kernel
-
-
-def _refusing(operator: str, kind: TensorKind) -> Callable[..., Any]:
-    """A kernel that raises what c10d::Backend raises for what a backend does not have."""
-
-    def kernel(tensors: Any, group: Any, *args: Any, **options: Any) -> Any:
-        backend = dist.get_backend(_C10D.ProcessGroup.unbox(group))
-        raise RuntimeError(f"Backend {backend} does not support {operator.strip('_')}")
 
     return kernel
 

@@ -35,7 +35,7 @@ class Steps:
         self._ended = 0
         self._nanoseconds = 0
         self._since = 0
-        self._steps_there = 0
+        self._on_device = 0
         """Steps that changed parameters of a device other than the CPU."""
 
     def watch(self) -> None:
@@ -49,7 +49,7 @@ class Steps:
     def counts(self) -> Counts:
         """The counts for the heartbeat."""
         compilations = self._begun, self._ended, self._nanoseconds
-        return (self.steps, *compilations, self.steps, self._steps_there)
+        return (self.steps, *compilations, self.steps, self._on_device)
 
     def _stepped(self, optimizer: Optimizer, args: object, options: object) -> None:
         compiler: Any = sys.modules["torch"].compiler
@@ -57,7 +57,7 @@ class Steps:
             self.steps += 1
             first = (each for group in optimizer.param_groups for each in group["params"][:1])
             # With CPUOffloadPolicy, FSDP2 keeps its parameters, DTensors, on the CPU.
-            self._steps_there += any(not p.is_cpu or hasattr(p, "device_mesh") for p in first)
+            self._on_device += any(not p.is_cpu or hasattr(p, "device_mesh") for p in first)
             heartbeat.complete_counts()
             for function in self.after_step:
                 function(self.steps)

@@ -133,7 +133,7 @@ def _missing(op: Any) -> Kernel:
         )
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        # What torch raises for an operation that a device lacks, and what libraries catch.
+        # Not unfinished work: torch's own type for what a device lacks, which libraries catch.
         raise NotImplementedError(f"{op.name()} is not implemented on a rehearsed TPU: {reason}")
 
     return kernel
@@ -198,9 +198,10 @@ def new_tensor(result: Any) -> Any:
         raise not_dense(kind) from None
 
 
+# Not unfinished work: DLPack has dense tensors only, and this is torch's own type for what a layout
+# lacks.
 def not_dense(kind: str) -> NotImplementedError:
     """The error for a tensor that DLPack cannot describe."""
-    # Not unfinished work: DLPack has dense tensors only. torch's type for what a layout lacks.
     return NotImplementedError(
         f"A {kind} tensor cannot be on a rehearsed TPU. Use dense tensors: sparse=False of "
         "nn.Embedding, .to_dense()"

@@ -8,8 +8,9 @@ not be found out: a rehearsal has them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,18 @@ MISSING = ("reduce_", "allreduce_coalesced_", "allgather_coalesced_", "recv_any_
 
 def tpu_tensors() -> TensorKind:
     """Rehearsed tensors. Call it when the device has been installed."""
-    return TensorKind("PrivateUse1", torch.device("tpu"), to_cpu, is_tpu=True, missing=MISSING)
+    missing = {operator: _refusing(operator) for operator in MISSING}
+    return TensorKind("PrivateUse1", torch.device("tpu"), to_cpu, is_tpu=True, missing=missing)
+
+
+def _refusing(operator: str) -> Callable[..., NoReturn]:
+    """A kernel that raises what c10d::Backend raises for what a backend does not have."""
+
+    def kernel(tensors: Any, group: Any, *args: Any, **options: Any) -> NoReturn:
+        backend = dist.get_backend(dist.ProcessGroup.unbox(group))
+        raise RuntimeError(f"Backend {backend} does not support {operator.strip('_')}")
+
+    return kernel
 
 
 def install_process_groups() -> None:
@@ -56,7 +68,7 @@ class _WithoutTimes:
         self._logger = logger
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_logger"], name)
+        return getattr(self._logger, name)
 
     def set_runtime_stats_and_log(self) -> None:
         pass

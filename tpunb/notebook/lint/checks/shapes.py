@@ -23,7 +23,7 @@ PADDING = ("pad", "batch_encode_plus", "encode_plus")
     what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
     why="the size of the result depends on the values: Python waits for the device, and every new "
     "size needs a new program (measured with torch_xla 2.9.0; pytorch/xla's docs on dynamic "
-    "shapes)",
+    "shapes; torch_tpu 0.2.0 pads for the same reason, _internal/ops/jagged.py)",
     fix="keep the size and use the mask: `torch.where(mask, x, 0)`, or "
     "`(x * mask).sum() / mask.sum()`",
     backends=TPUS,
