@@ -129,8 +129,8 @@ def test_what_is_slow_or_silently_wrong_on_any_tpu() -> None:
     assert not rules.keys() & {f.rule for f in found("torchtpu", IMPORTS, on_the_cpu)}
     assert not rules.keys() & {f.rule for f in found("torch", IMPORTS, TRAINING)}
     collate = "def collate(rows):\n    return tokenizer(rows, padding=True)"
-    assert [f.rule for f in found("torchtpu", IMPORTS, collate)] == ["dynamic-padding"]
-    assert not found("torch", IMPORTS, collate)
+    assert "dynamic-padding" in {f.rule for f in found("torchtpu", IMPORTS, collate)}
+    assert "dynamic-padding" not in {f.rule for f in found("torch", IMPORTS, collate)}
 
 
 def test_fixes_are_those_of_the_backend() -> None:
