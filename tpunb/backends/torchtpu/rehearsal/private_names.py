@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-VERSIONS = ("2.11", "2.13", "2.14")
+VERSIONS = ("2.11", "2.13", "2.14", "2.15")
 """Versions of torch in which the names were checked."""
 
 NAMES: Mapping[str, str] = {
