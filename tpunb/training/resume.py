@@ -18,6 +18,7 @@ from tpunb.backends.xla import loaders
 from tpunb.backends.xla.runtime import running_module
 from tpunb.backends.xla.tensors import start_pending_work
 from tpunb.training.checkpoint import api
+from tpunb.training.checkpoint.sharded import has_dtensors
 from tpunb.training.collectives import accelerator
 from tpunb.training.ranks import is_first
 
@@ -36,8 +37,9 @@ class TrainingState:
 
     A part is a dict of data, or an object with `state_dict` and `load_state_dict`. Rank 0 writes
     the parts for all ranks; each rank writes the state of its random number generators and the
-    buffers of its modules (BatchNorm's means). `own` names the parts that differ from rank to
-    rank, such as shards of FSDP or ZeRO, which each rank writes as well.
+    buffers of its modules (BatchNorm's means), and its own of parts that have DTensors
+    (`fully_shard`). `own` names other parts that differ from rank to rank, such as those of
+    torch_xla's FSDP or ZeRO, which each rank writes as well.
 
     On CPU and with the same number of ranks, a resumed training gets the same weights, bit for
     bit, as one that was not stopped.
@@ -73,11 +75,12 @@ class TrainingState:
         states: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
         for name, part in self._parts.items():
-            if is_first() or name in self._own:
-                states[name] = dict(part) if isinstance(part, dict) else part.state_dict()
+            own = dict(part) if isinstance(part, dict) else part.state_dict()
+            if is_first() or name in self._own or has_dtensors(own):
+                states[name] = own
             elif isinstance(part, nn.Module):
                 names = {key for key, _ in part.named_buffers()}
-                buffers[name] = {k: v for k, v in part.state_dict().items() if k in names}
+                buffers[name] = {k: v for k, v in own.items() if k in names}
         seed = device_seed()
         host = host_random_state()
         state = {"parts": states, "buffers": buffers, "random": host, "seed": seed}
@@ -108,7 +111,7 @@ class TrainingState:
             assert of_rank_0 is not None  # for a step that does not exist it raises
             shared = of_rank_0
         for name, part in self._parts.items():
-            source = own if name in self._own else shared
+            source = own if name in own["parts"] else shared
             if isinstance(part, dict):
                 part.clear()
                 part.update(source["parts"][name])

@@ -330,5 +330,7 @@ STEP_CLOSURES = "_run_step_closures"
 """The function of torch_xla.sync() that runs step closures: they may read values."""
 SHARDED = "_is_sharded"
 """An attribute of the parameters of XlaFullyShardedDataParallel: this rank holds a part of them."""
+FSDP_SHARD = "_fsdp_shard"
+"""In the names of these parameters, also in a state_dict."""
 REDUCING = ("reduce_gradients", "all_reduce")
 """Public functions of torch_xla.core.xla_model that a step calls before the optimizer's step."""

@@ -23,8 +23,9 @@ from tpunb.backends.xla import tensors
 from tpunb.runs import heartbeat
 from tpunb.runs.directory import RunDir, rank_of_run
 from tpunb.runs.events import Resumed
-from tpunb.training.checkpoint import format
+from tpunb.training.checkpoint import format, sharded
 from tpunb.training.checkpoint.store import (
+    Part,
     Store,
     StoredCheckpoint,
     file_name,
@@ -85,7 +86,8 @@ def _timed() -> Iterator[None]:
 def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | None = None) -> None:
     """Write a checkpoint: `tpunb.save({"model": model.state_dict()}, step)`.
 
-    Call it on every rank. Rank 0 writes its state for all ranks; with `per_rank` each rank writes
+    Call it on every rank. Rank 0 writes its state for all ranks. With `per_rank`, and if the state
+    has DTensors (of `fully_shard`, `parallelize_module`, `distribute_tensor`), each rank writes
     its own, and the checkpoint is complete once all ranks have. No rank waits for another. When the
     call returns, the checkpoint is on disk. The last 3 checkpoints are kept, and with several
     ranks also the one that the attempt resumed from.
@@ -101,14 +103,17 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
     rank, ranks = launched_rank_and_world()
     tensors.start_pending_work()
     _this_process().saves = True
-    if rank and not per_rank:
+    per_rank |= sharded.has_shards_of_rank(state)
+    in_parts = per_rank or (ranks > 1 and sharded.has_dtensors(state))
+    if rank and not in_parts:
         return
     store = _store(_default() if path is None else path)
     part = None
-    if per_rank:
+    if in_parts:
         counts = _this_process().parts
         counts[store.location] = counts.get(store.location, -1) + 1
-        part = counts[store.location], rank, ranks
+        part = Part(counts[store.location], not per_rank, rank, ranks)
+    state = sharded.pack(state, store.location)
     to_cpu = tensors.CpuCopies(state)
     file_path = store.location
     try:
@@ -149,7 +154,9 @@ def load(
     It searches where `save` writes and then, if that has no checkpoint, in TPUNB_RESUME
     (`--resume`). `path`: another folder, a run's folder, or a URL. `step`: return the newest
     checkpoint of this step. `rank`: the part of a `per_rank` checkpoint to load; by default this
-    rank's.
+    rank's. DTensors may be loaded with another number of ranks: they are DTensors of the mesh
+    that this process has made (of the same names and number of dimensions, so load them after
+    `fully_shard`), and whole tensors in a process without one, such as the kernel.
 
     Until a rank has called `save`, it does not see the checkpoints of its own attempt: so all
     ranks resume from the same step, even a rank that starts late.
@@ -207,10 +214,11 @@ def _newest(
                 if stored.group == hidden or step not in (None, stored.step):
                     continue
                 if stored.missing:
-                    skipped.append(
-                        f"step {stored.step} is missing the part of rank "
-                        f"{name_ranks(stored.missing)}"
-                    )
+                    line = f"step {stored.step} is missing the part of rank "
+                    line += name_ranks(stored.missing)
+                    if stored.sharded:
+                        line += " (every rank must call tpunb.save: each has a part of the model)"
+                    skipped.append(line)
                     continue
                 checkpoint = _read(store, stored, rank, weights_only, skipped)
                 if checkpoint is not None:
@@ -238,17 +246,19 @@ def _read(
     """Read a checkpoint if all its parts are whole, so that all ranks come to the same decision."""
     part = _part(store, stored, rank)
     with contextlib.ExitStack() as stack:
+        files = {}
         for owner, name in stored.names.items():
-            file = store.open(name)
+            file = files[owner] = store.open(name)
             stack.callback(file.close)
             if not format.is_whole(file, name):
                 skipped.append(f"step {stored.step} is cut off or changed ({store.path_of(name)})")
                 return None
-            if owner == part:
-                part_file = file
+        part_file = files.pop(part)
         path = store.path_of(stored.names[part])
         try:
-            return Checkpoint(format.read_state(part_file, weights_only), stored.step, path)
+            state = format.read_state(part_file, weights_only)
+            others = (format.read_state(files[each], weights_only) for each in sorted(files))
+            return Checkpoint(sharded.unpack(state, others, path), stored.step, path)
         except pickle.UnpicklingError as error:
             names = ", ".join(format.unsafe_names(part_file)) or str(error)
             raise CheckpointError(
@@ -270,6 +280,8 @@ def _part(store: Store, stored: StoredCheckpoint, rank: int | None) -> int:
     if stored.ranks is None:
         return 0
     own, ranks = launched_rank_and_world()
+    if rank is None and stored.sharded:
+        return own if ranks == stored.ranks else 0
     if rank is None and ranks != stored.ranks:
         raise CheckpointError(
             f"tpunb.load: step {stored.step} in {store.location} has a part from each of "
@@ -329,7 +341,7 @@ class _Process:
     saves: bool = False
     """True if it has called `save`."""
     parts: dict[str, int] = field(default_factory=dict)
-    """The number of its last `per_rank` save, by location."""
+    """The number of its last save in parts, by location."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 

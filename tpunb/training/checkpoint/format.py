@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from tpunb.backends.xla import tensors
 from tpunb.runs import heartbeat
+from tpunb.training.checkpoint import sharded
 
 END = 256
 """The length of the comment in bytes, in every file."""
@@ -100,6 +101,8 @@ def pickler(to_cpu: tensors.CpuCopies) -> ModuleType:
 
     class ToCpu(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
+            if sharded.is_dtensor(value):
+                raise TypeError("it is inside an object, which has only a part of it")
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 return to_cpu(value).__reduce_ex__(pickle.DEFAULT_PROTOCOL)
             return NotImplemented

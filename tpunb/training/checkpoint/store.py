@@ -2,13 +2,14 @@
 
     000007-step-300-3fa2b1c0.pt                      rank 0's state, for all ranks
     000007-step-300-3fa2b1c0.0-rank-1-of-4.pt        rank 1's part of a checkpoint of four
+    000007-step-300-3fa2b1c0.0-shard-1-of-4.pt       the same, of DTensors: any ranks can load it
 
 The first number counts the saves in a folder: the newest checkpoint is the one saved last, not the
 one with the highest step, so that a training that starts again from step 0 is not resumed from the
 end of an older one. Each rank counts the files that it finds, and ranks save at different times, so
 the parts of a checkpoint have different numbers. Rank 0's number decides: only rank 0 takes part in
 every save, so only its numbers are in the order of all saves. The hex digits are the same for all
-ranks of an attempt, and the number after them counts its `per_rank` saves, so that parts of
+ranks of an attempt, and the number after them counts its saves in parts, so that parts of
 different saves never form one checkpoint.
 """
 
@@ -30,7 +31,7 @@ from typing import IO, Any
 from tpunb.runs import heartbeat
 from tpunb.training.checkpoint.format import END, has_end
 
-_NAME = re.compile(r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-rank-(\d+)-of-(\d+))?\.pt")
+_NAME = re.compile(r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-(rank|shard)-(\d+)-of-(\d+))?\.pt")
 _TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.\d+\.tmp")
 _ABANDONED = 3600.0
 """Seconds after which a temporary file of another machine counts as abandoned."""
@@ -48,7 +49,9 @@ class StoredCheckpoint:
     ranks: int | None
     """The number of its parts; None for a single file, which rank 0 wrote for all ranks."""
     save: int | None = None
-    """Its number among the `per_rank` saves of its attempt."""
+    """Its number among the saves in parts of its attempt."""
+    sharded: bool = False
+    """True if a run with other ranks can put its parts together."""
     numbers: dict[int, int] = field(default_factory=dict)
     """The numbers of the existing files, by rank."""
     names: dict[int, str] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class StoredCheckpoint:
         return sorted(set(range(self.ranks or 1)) - set(self.names))
 
     def may_become_whole(self, reached: Mapping[int, int]) -> bool:
-        """True if ranks may still add parts. `reached`: the latest `per_rank` save of each rank."""
+        """True if ranks may still add parts. `reached`: the latest save in parts of each rank."""
         save = self.save
         return save is not None and any(reached.get(rank, -1) < save for rank in self.missing)
 
@@ -231,9 +234,23 @@ def open_store(path: Path | str) -> Store:
     return RemoteStore(system, folder_path, text)
 
 
-def file_name(number: int, step: int, group: str, part: tuple[int, int, int] | None) -> str:
-    """Return the name of a checkpoint file. `part`: number of the `per_rank` save, rank, ranks."""
-    suffix = "" if part is None else ".{}-rank-{}-of-{}".format(*part)
+@dataclass(frozen=True)
+class Part:
+    """Which part of a checkpoint a file is."""
+
+    save: int
+    """The number of the save in parts."""
+    sharded: bool
+    rank: int
+    ranks: int
+
+
+def file_name(number: int, step: int, group: str, part: Part | None) -> str:
+    """Return the name of a checkpoint file; `part`: None if it is the whole checkpoint."""
+    suffix = ""
+    if part is not None:
+        kind = "shard" if part.sharded else "rank"
+        suffix = f".{part.save}-{kind}-{part.rank}-of-{part.ranks}"
     return f"{number:06d}-step-{step}-{group}{suffix}.pt"
 
 
@@ -244,13 +261,17 @@ def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:
         match = _NAME.fullmatch(name)
         if match is None:
             continue
-        number, step, group, save, rank, ranks = match.groups()
+        number, step, group, save, kind, rank, ranks = match.groups()
         # If rank 0 saves a step twice, these are two checkpoints.
-        key = (step, group, save, ranks) if save else (step, group, number)
+        key = (step, group, save, kind, ranks) if save else (step, group, number)
         checkpoint = checkpoints.setdefault(
             key,
             StoredCheckpoint(
-                int(step), group, int(ranks) if ranks else None, int(save) if save else None
+                int(step),
+                group,
+                int(ranks) if ranks else None,
+                int(save) if save else None,
+                kind == "shard",
             ),
         )
         checkpoint.names[int(rank or 0)] = name
@@ -275,7 +296,7 @@ def remove_old(store: Store, keep: int, group: str, alone: bool) -> None:
     whole, began = 0, alone
     checkpoints = group_files(store.list())
     reached: dict[int, int] = {}
-    """The latest save with `per_rank` of each rank of this attempt."""
+    """The latest save in parts of each rank of this attempt."""
     for checkpoint in checkpoints:
         if checkpoint.group == group and checkpoint.save is not None:
             for rank in checkpoint.names:

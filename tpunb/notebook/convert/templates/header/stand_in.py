@@ -103,6 +103,8 @@ def _tpunb_save(
 
     class CpuPickler(_tpunb_pickle.Pickler):
         def reducer_override(self, value: _TpunbAny) -> _TpunbAny:
+            if hasattr(value, "device_mesh"):
+                raise TypeError("to save a DTensor, this script needs tpunb: pip install tpunb")
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 return value.detach().cpu().__reduce_ex__(_tpunb_pickle.DEFAULT_PROTOCOL)
             return NotImplemented
