@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -240,6 +241,44 @@ def test_host_0_listens_on_one_address_only(make: Make, pod: Pod) -> None:
     assert local == {f"{address}:{29500:04X}"}
     run.stop(0)
     run.wait()
+
+
+STRANGER = """
+import socket, sys, time
+for line in (
+    b'{"node_rank":1,"nonce":"a","have":0,"proof":"\\\\ud800"}\\n', b"\\xff\\n", b"9" * 5000
+):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            end = socket.create_connection((sys.argv[1], 29500), 60)
+            break
+        except ConnectionRefusedError:  # the run has not begun
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    with end:
+        assert end.recv(4096).startswith(b'{"run": ')
+        end.sendall(line)
+        try:
+            assert end.recv(4096) == b""
+        except ConnectionResetError:
+            pass
+"""
+
+
+def test_strangers_who_reach_the_port_of_host_0(make: Make, pod: Pod) -> None:
+    """Before the other host has connected, and while the ranks run."""
+    run = make(GO_ON)
+    stranger = [sys.executable, "-c", STRANGER, pod[0].address]
+    run.start(0)
+    pod[2].run(stranger, check=True)
+    run.start(1)
+    run.await_lines("begun")
+    pod[2].run(stranger, check=True)
+    run.stop(0, "enough")
+    assert run.wait() == [130, 130]
+    assert run.nodes[0].result().reason == "enough"
+    assert run.nodes[0].result().failures == ()
 
 
 def test_node_rank_is_detected_from_tpu_worker_variables(make: Make, pod: Pod) -> None:

@@ -392,10 +392,8 @@ def _checked(kind: type[Message], name: str, value: Any) -> Any:
     wanted = get_type_hints(kind)[name]
     union = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     types = tuple(get_origin(member) or member for member in union)
-    if value is not None and issubclass(types[0], Enum):
-        return types[0](value)
-    if is_dataclass(types[0]):
-        return records.convert(types[0], value)
+    if is_dataclass(types[0]) or issubclass(types[0], Enum):
+        return records.convert(wanted, value)
     if not isinstance(value, types):
         raise TypeError(f"{name} is a {type(value).__name__}")
     return value

@@ -7,8 +7,8 @@ these functions raise ValueError. Standard library only.
 from __future__ import annotations
 
 import json
-import math
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -24,21 +24,22 @@ MOST = 8_000_000
 _LARGEST = 1e18
 """The largest number accepted for a time, duration, count or size: larger ones may not print."""
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 """One half of a character, which is a character only with the other half."""
 
 T = TypeVar("T")
 
 
 def parse(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises ValueError if it is not JSON, or is nested too deeply.
+    """Parse a JSON text; bytes are UTF-8. Raises ValueError if it is no JSON or nested too deeply.
 
     A surrogate without its other half, which no file or terminal takes, is replaced.
     """
     try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig", "surrogatepass")
         value = json.loads(text)
-        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        if _SURROGATE.search(data):
+        if _SURROGATE.search(text):
             return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         return value
     except RecursionError:
@@ -110,14 +111,14 @@ def convert(hint: Any, value: Any) -> Any:
     elif is_dataclass(hint):
         record: Any = hint
         return build(record, value)
-    elif issubclass(hint, Enum):
+    elif issubclass(hint, Enum) and isinstance(value, str):
         return hint(value)
     elif hint in (int, float):
         if is_number(value) and (hint is float or isinstance(value, int)):
             return value
     elif hint is bool and isinstance(value, bool):
         return value
-    raise ValueError(f"{value!r:.40} is not of type {hint}")
+    raise ValueError(f"{reprlib.repr(value):.40} is not of type {hint}")
 
 
 def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:
@@ -126,11 +127,11 @@ def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:
             return convert(hint, value)
         except ValueError:
             continue
-    raise ValueError(f"{value!r:.40} is of none of the types {hints}")
+    raise ValueError(f"{reprlib.repr(value):.40} is of none of the types {hints}")
 
 
 def is_number(value: object) -> bool:
     """True if a value is a finite number of at most 1e18, which can be printed."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and abs(value) <= _LARGEST
+    return -_LARGEST <= value <= _LARGEST

@@ -17,6 +17,9 @@ again, so no message is lost or handled twice when a connection is replaced. Hos
 silent connection because TCP itself, after a long break, waits as long again before it retries.
 Heartbeats have the number 0 and are never sent again.
 
+Until a proof is verified, the other end may be any program: its lines are bounded, and parsed by
+`_parse` alone, which raises nothing.
+
 The supervisor calls these classes in its loop; only `close` with a deadline waits.
 Standard library only.
 """
@@ -30,28 +33,63 @@ import json
 import logging
 import math
 import os
+import resource
 import select
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from tpunb.runs import protocol
 from tpunb.runs.protocol import Message
+from tpunb.utils import records
 from tpunb.utils.files import LineBuffer
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MOST_UNKNOWN = 4096
 """Bytes read from a connection before it has proved anything."""
 MOST_WAITING = 256
-"""Connections that have proved nothing yet; the oldest one is closed for a new one."""
+"""Connections that have proved nothing yet; the oldest one is closed for a new one.
+
+At most a quarter of the files that this process may open, so that it can still open others.
+"""
 PROVE_WITHIN = 10.0
 """Seconds that a connection has for its proof."""
 RETRY = 0.5
 """Seconds between two attempts to connect."""
 FAREWELL = 2.0
 """Seconds that the last messages have to be delivered before a connection is closed."""
+
+
+@dataclass(frozen=True)
+class _Greeting:
+    """Host 0's first line."""
+
+    run: str
+    nonce: str
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """The first line of another host."""
+
+    node_rank: int
+    nonce: str
+    have: int
+    proof: str
+
+
+@dataclass(frozen=True)
+class _Welcome:
+    """Host 0's second line."""
+
+    have: int
+    proof: str
 
 
 def proof(key: bytes, who: str, run: str, *parts: object) -> str:
@@ -115,6 +153,11 @@ class Connection:
             self.read_bytes += len(data)
             lines += self._lines.feed(data)
         return lines
+
+    def read_unproved(self) -> list[bytes]:
+        """Return the lines of an end that has proved nothing; one that is too long is cut."""
+        lines = self.read(MOST_UNKNOWN)
+        return [b""] if not lines and self.read_bytes > MOST_UNKNOWN else lines
 
     def give_back(self, lines: list[bytes]) -> None:
         """Have the next `read` return these lines again."""
@@ -180,7 +223,8 @@ class Channel:
         for line in self.connection.read():
             self._confirmed = True
             number, _, rest = line.partition(b" ")
-            message = protocol.decode_message(rest) if number.isdigit() else None
+            known = number.isdigit() and len(number) < 19  # int refuses thousands of digits
+            message = protocol.decode_message(rest) if known else None
             if message is None or 0 < int(number) <= self.have:
                 continue
             self.have = max(self.have, int(number))
@@ -224,59 +268,61 @@ class Listener:
         self._nodes = nodes
         self._clock = clock
         self._unknown: list[tuple[Connection, str, float]] = []
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # below 0: any number
+        self._most = MOST_WAITING if files < 0 else max(1, min(MOST_WAITING, files // 4))
+        self._warned: Counter[str] = Counter()
 
     def accept(self) -> list[tuple[int, Connection, int, str]]:
         """Return the newly proved connections: node rank, connection, messages received, nonce.
 
         The hosts at their other ends wait for `welcome` with this nonce.
         """
-        while True:
+        for _ in range(self._most):  # not all: a program may connect faster than this accepts
             try:
                 end, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:  # too many files, or it was closed before it was accepted
-                log.warning("a connection could not be accepted: %s", error)
+                self._warn(f"a connection could not be accepted: {error}")
                 break
             connection, nonce = Connection(end), os.urandom(16).hex()
             self._unknown.append((connection, nonce, self._clock()))
-            connection.send(_line({"run": self._run, "nonce": nonce}))
-            if len(self._unknown) > MOST_WAITING:
+            connection.send(_line(_Greeting(self._run, nonce)))
+            if len(self._unknown) > self._most:
                 self._unknown.pop(0)[0].close()
         known = []
         for entry in list(self._unknown):
             connection, nonce, since = entry
-            lines = connection.read(MOST_UNKNOWN)
-            if lines:
+            if lines := connection.read_unproved():
                 self._unknown.remove(entry)
-                if (proved := self._prove(lines[0], nonce)) is not None:
-                    known.append((proved[0], connection, proved[1], proved[2]))
+                if (claim := self._prove(lines[0], nonce)) is not None:
+                    known.append((claim.node_rank, connection, claim.have, claim.nonce))
                 else:
-                    log.warning("refused a connection without the run's key")
+                    self._warn("refused a connection without the run's key")
                     connection.close()
-            elif (
-                connection.broken
-                or connection.read_bytes > MOST_UNKNOWN
-                or self._clock() - since > PROVE_WITHIN
-            ):
+            elif connection.broken or self._clock() - since > PROVE_WITHIN:
                 self._unknown.remove(entry)
                 connection.close()
         return known
 
-    def _prove(self, line: bytes, nonce: str) -> tuple[int, int, str] | None:
-        values = _parse(line)
-        node, have, own = values.get("node_rank"), values.get("have"), values.get("nonce")
-        if not isinstance(node, int) or not isinstance(have, int) or not isinstance(own, str):
+    def _prove(self, line: bytes, nonce: str) -> _Claim | None:
+        claim = _parse(_Claim, line)
+        if claim is None or claim.node_rank not in self._nodes or claim.have < 0:
             return None
-        wanted = proof(self._key, str(node), self._run, nonce, own, have)
-        if node not in self._nodes or have < 0:
-            return None
-        return (node, have, own) if _same(values.get("proof"), wanted) else None
+        node = str(claim.node_rank)
+        wanted = proof(self._key, node, self._run, nonce, claim.nonce, claim.have)
+        return claim if _same(claim.proof, wanted) else None
+
+    def _warn(self, problem: str) -> None:
+        """Log a problem the first, second, fourth, eighth … time: strangers fill no disk."""
+        self._warned[problem] += 1
+        if (times := self._warned[problem]).bit_count() == 1:
+            log.warning("%s (%d so far)", problem, times)
 
     def welcome(self, connection: Connection, nonce: str, have: int) -> None:
         """Prove to an accepted host that this is host 0, and send which messages were received."""
         wanted = proof(self._key, "host 0", self._run, nonce, have)
-        connection.send(_line({"proof": wanted, "have": have}))
+        connection.send(_line(_Welcome(have, wanted)))
 
     def close(self) -> None:
         self._socket.close()
@@ -308,7 +354,6 @@ class Dialer:
         self._connection: Connection | None = None
         self._nonce = ""
         self._proved = False
-        self._have = 0
         self._since = float("-inf")
         self.problem = ""
         """Why there is no connection: the system's error message, or one of this class."""
@@ -362,35 +407,33 @@ class Dialer:
 
     def _prove(self, have: int) -> tuple[Connection, int] | None:
         assert self._connection is not None
-        lines = self._connection.read()
+        lines = self._connection.read_unproved()
         if not lines:
             if self._connection.broken:
                 refused = "host 0 closed the connection (is the key the same?)"
                 self._drop(refused if self._proved else self._connection.broken)
             return None
-        values = _parse(lines[0])
         if not self._proved:
-            if values.get("run") != self._run:
+            greeting = _parse(_Greeting, lines[0])
+            if greeting is None or greeting.run != self._run:
                 self._drop(f"another program listens there, not run {self._run}")
                 return None
-            self._proved, self._have = True, have
+            self._proved = True
             self._nonce = os.urandom(16).hex()
-            own = proof(
-                self._key, str(self._node_rank), self._run, values.get("nonce"), self._nonce, have
-            )
-            answer = {"node_rank": self._node_rank, "nonce": self._nonce, "proof": own}
-            self._connection.send(_line({**answer, "have": have}))
+            node = str(self._node_rank)
+            own = proof(self._key, node, self._run, greeting.nonce, self._nonce, have)
+            self._connection.send(_line(_Claim(self._node_rank, self._nonce, have, own)))
             return None
-        theirs = values.get("have")
-        if not isinstance(theirs, int) or not _same(
-            values.get("proof"), proof(self._key, "host 0", self._run, self._nonce, theirs)
+        welcome = _parse(_Welcome, lines[0])
+        if welcome is None or not _same(
+            welcome.proof, proof(self._key, "host 0", self._run, self._nonce, welcome.have)
         ):
             self._drop("the program that listens there does not have the run's key")
             return None
         connection, self._connection = self._connection, None
         connection.give_back(lines[1:])
         self.problem = ""
-        return connection, theirs
+        return connection, welcome.have
 
     def _drop(self, problem: str) -> None:
         self.problem = problem
@@ -410,17 +453,18 @@ def _wait(end: socket.socket, seconds: float, *, writing: bool) -> bool:
     return bool(poll.poll(1000 * seconds))
 
 
-def _line(values: dict[str, Any]) -> bytes:
-    return (json.dumps(values) + "\n").encode()
+def _line(record: Any) -> bytes:
+    return (json.dumps(asdict(record)) + "\n").encode()
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _parse(kind: type[T], line: bytes) -> T | None:
+    """Return the record on a line that any program may have sent; None if it is something else."""
     try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
+        return records.build(kind, records.parse(line))
+    except ValueError:
+        return None
 
 
-def _same(given: object, wanted: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())
+def _same(given: str, wanted: str) -> bool:
+    # As bytes, because compare_digest takes no other characters than ASCII.
+    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
