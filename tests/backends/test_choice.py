@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 
+from tests.fakes import torch_tpu
 from tpunb.backends.choice import Installed, NamedBackend, choose, find_installed
+from tpunb.backends.torchtpu import loading
 from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import MissingPackageError, SetupError
 
@@ -86,9 +87,19 @@ def test_what_is_missing_is_named_with_the_reason_and_the_fix(
         assert raised.value.install
 
 
-def test_a_stand_in_for_torch_tpu_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = ModuleType("torch_tpu")
-    stand_in.__spec__ = ModuleSpec("torch_tpu", None)
-    before = find_installed()
-    monkeypatch.setitem(sys.modules, "torch_tpu", stand_in)
-    assert find_installed() == before
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_stand_in_for_torch_tpu_does_not_change_what_is_installed(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:
+        monkeypatch.syspath_prepend(torch_tpu.install_beside_torch(tmp_path))
+    else:
+        (tmp_path / "torch_tpu").mkdir()  # what is left of one is none
+        monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch_tpu", raising=False)
+    assert find_installed().torch_tpu is installed
+    loading.put_stand_in()
+    assert find_installed().torch_tpu is installed
+    assert not loading.is_loaded()
+    loading.remove_stand_in()
+    assert "torch_tpu" not in sys.modules

@@ -65,3 +65,46 @@ def install(folder: Path, code: str = _TORCH_TPU) -> str:
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "__init__.py").write_text(text)
     return str(folder)
+
+
+_LOADS_ITSELF = '''\
+"""What torch_tpu 0.2.0 does in its `_loader.py` on a machine without a TPU."""
+import os, sys, types
+
+_NAME = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_before = os.environ.get(_NAME, "1")
+os.environ[_NAME] = "0"
+import torch
+
+torch.tpu = sys.modules["torch.tpu"] = types.ModuleType("torch.tpu")
+_kernels = torch.library.Library("aten", "IMPL", "PrivateUse1")
+_kernels.impl("sin", torch.cos)
+
+
+def load():
+    os.environ[_NAME] = _before
+
+
+if _before == "1":
+    load()
+'''
+
+
+def install_beside_torch(folder: Path) -> str:
+    """Make a torch_tpu in `folder` that torch loads when it is imported, and return the folder."""
+    for name, text in {
+        "torch_tpu/__init__.py": "from torch_tpu import _loader\n",
+        "torch_tpu/_loader.py": _LOADS_ITSELF,
+        "torch_tpu-0.2.0.dist-info/METADATA": (
+            "Metadata-Version: 2.1\nName: torch_tpu\nVersion: 0.2.0\n"
+        ),
+        "libtpu-0.0.52.dist-info/METADATA": (
+            "Metadata-Version: 2.1\nName: libtpu\nVersion: 0.0.52\n"
+        ),
+        "torch_tpu-0.2.0.dist-info/entry_points.txt": (
+            "[torch.backends]\ntorch_tpu = torch_tpu._loader:load\n"
+        ),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder)

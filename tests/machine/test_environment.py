@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from tests.fakes import torch_tpu
 from tests.fakes.dumps import DUMPS
 from tests.machine.machines import machine, patience_with
+from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine, detect_machine
 from tpunb.runs.spec import BackendName
@@ -211,17 +211,17 @@ def test_the_process_of_each_device_has_a_port_for_its_load() -> None:
 def test_torch_tpu_is_not_loaded_without_its_tpu(
     backend: BackendName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = environment.AUTOLOAD
-    assert name not in environment.run_environment({}, "CPU", backend=backend)  # not installed
-    stand_in = ModuleType("torch_tpu")  # of a kernel that rehearses the device
-    stand_in.__spec__ = ModuleSpec("torch_tpu", None)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torch_tpu", stand_in)
-        assert name not in environment.run_environment({}, "CPU", backend=backend)
-    monkeypatch.syspath_prepend(torch_tpu.install(tmp_path))
-    assert environment.run_environment({}, "CPU", backend=backend)[name] == "0"
-    assert environment.run_environment({name: "1"}, "CPU", backend=backend)[name] == "1"
-    assert name not in environment.run_environment({}, "TPU", backend=backend)
+    rehearsed = backend == "torchtpu"  # where no other package may add its device either
+    assert (AUTOLOAD in environment.run_environment({}, "CPU", backend=backend)) is rehearsed
+    monkeypatch.syspath_prepend(torch_tpu.install_beside_torch(tmp_path))
+    for stand_in in (False, True):  # of a kernel that rehearses the device
+        if stand_in:
+            monkeypatch.setitem(sys.modules, "torch_tpu", ModuleType("torch_tpu"))
+        for env in ({}, {AUTOLOAD: "1"}, {AUTOLOAD: "0"}):  # torch_tpu sets it to 1 itself
+            assert environment.run_environment(env, "CPU", backend=backend)[AUTOLOAD] == "0"
+            assert environment.run_environment(env, "TPU", backend=backend).get(AUTOLOAD) == (
+                env.get(AUTOLOAD)
+            )
 
 
 def test_what_differs_in_every_launch_does_not_cost_a_warm_fork_server() -> None:

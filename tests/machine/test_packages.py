@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -373,10 +373,11 @@ def test_an_installation_that_was_cut_short(
 ) -> None:
     have, here = packages.read_installed([FakeMachine(tmp_path).packages(PAIR)]), detect_machine({})
     assert list(packages.half_installed(here, have)) == []
-    monkeypatch.setitem(sys.modules, "torch", None)  # as if torch was not installed
+    monkeypatch.setitem(sys.modules, "torch_tpu", ModuleType("torch_tpu"))  # a rehearsal's
+    have = packages.read_installed([FakeMachine(tmp_path).packages({"torch_tpu": "0.2.0"})])
     (problem,) = packages.half_installed(here, have)
     assert (problem.id, problem.must) == ("half-installed", True)
-    assert "pip lists torch 2.9.0+cpu, but there is no module torch" in problem.message
+    assert "pip lists torch_tpu 0.2.0, but there is no module torch_tpu" in problem.message
     assert "--force-reinstall" in problem.fix
 
 

@@ -387,13 +387,14 @@ class TestThatGoesWrong:
 
     def test_missing_torch_xla_is_explained(self, nb: Kernel) -> None:
         nb.run(
-            "import importlib.util\nfind_spec = importlib.util.find_spec\n"
-            "importlib.util.find_spec = (\n"
-            "    lambda name, find=find_spec: None if name == 'torch_xla' else find(name)\n)",
+            "import sys\nfrom importlib.machinery import ModuleSpec\nclass Hidden:\n"
+            "    def find_spec(name, path=None, target=None):\n"
+            "        return ModuleSpec(name, None) if name == 'torch_xla' else None\n"
+            "sys.meta_path.insert(0, Hidden)",
             "setup",
         ).good()
         ran = nb.run("%%tpu_train\nimport torch_xla", "train")
-        nb.run("# tpu: skip\nimportlib.util.find_spec = find_spec", "setup").good()
+        nb.run("# tpu: skip\nsys.meta_path.remove(Hidden)", "setup").good()
         assert ran.traceback == (
             "MissingPackageError: torch_xla is needed for %%tpu_train (cell "
             f"[{ran.number}] has `import torch_xla`) and is not installed: "

@@ -11,7 +11,15 @@ import pytest
 from tests.support import script_of
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
-from tpunb.worker.cells import LONGEST_MESSAGE, MOST_LINES, Cells, describe_error, print_error
+from tpunb.utils.errors import SetupError
+from tpunb.worker.cells import (
+    LONGEST_MESSAGE,
+    MOST_LINES,
+    Cells,
+    describe_error,
+    print_error,
+    write_error,
+)
 
 
 def raised(train: str, folder: Path) -> tuple[BaseException, RunDir, RunSpec]:
@@ -87,6 +95,22 @@ def test_traceback_is_shown_despite_a_broken_excepthook(
     said = capsys.readouterr().err
     assert said.startswith("Error in sys.excepthook:\n")
     assert said.endswith("KeyError: 'mine'\n")
+
+
+def test_a_setup_error_outside_of_the_cells_is_the_headline(tmp_path: Path) -> None:
+    inside, run, spec = raised(
+        "from tpunb.errors import SetupError\nraise SetupError('no TPU')", tmp_path
+    )
+    run.error(0, 0).parent.mkdir(parents=True)
+    for error, headline in (
+        (inside, "rank 0 failed in cell [1], line 2: SetupError: no TPU"),
+        (SetupError("no TPU"), "no TPU"),
+    ):
+        write_error(error, run, spec, 0, 0)
+        failure = run.read_error(0, 0)
+        assert failure is not None
+        assert failure.headline() == headline
+        run.error(0, 0).unlink()
 
 
 def test_failure_time_ignores_a_patched_time_module(

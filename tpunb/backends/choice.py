@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -111,13 +111,19 @@ def find_installed() -> Installed:
         parts = []
     return Installed(
         tuple(int(part) for part in parts if part.isdecimal()),
-        *(_is_installed(name) for name in ("torch_xla", "torch_tpu")),
+        *(is_installed(name) for name in ("torch_xla", "torch_tpu")),
     )
 
 
-def _is_installed(package: str) -> bool:
-    """A rehearsal's stand-in for torch_tpu, in sys.modules, has a spec without a loader."""
-    spec = importlib.util.find_spec(package)
+def is_installed(package: str) -> bool:
+    """Return whether a process that has not loaded this package yet could import it.
+
+    `importlib.util.find_spec` looks into sys.modules, too, where a rehearsal has a stand-in for
+    torch_tpu, installed or not.
+    """
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    specs = (finder.find_spec(package, None) for finder in finders)
+    spec = next(filter(None, specs), None)
     return spec is not None and spec.loader is not None
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tpunb.backends.torchtpu import loading
+from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.backends.xla import runtime
 from tpunb.machine import machine, tpu
 from tpunb.runs.spec import Device
+from tpunb.utils.errors import SetupError
 from tpunb.utils.patching import Replacements
 
 _chosen = False
@@ -21,11 +24,10 @@ _cell_that_took_it: int | None = None
 """Number of the cell that started the kernel's own XLA runtime; 0 if the cell is unknown."""
 _ENVIRON = Path("/proc/self/environ")
 """The environment with which this process was started."""
-
-
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""torch's variable: 0 keeps `import torch` from loading torch_tpu."""
 _autoload_off = False
+"""True if `rehearse_tpu` has set AUTOLOAD."""
+_at_import: Replacements | None = None
+"""What installs the rehearsed device when torch is imported."""
 _REHEARSED = "tpunb.backends.torchtpu.rehearsal.device"
 _GUARD = "tpunb.backends.torchtpu.rehearsal.device_guard"
 
@@ -33,19 +35,47 @@ _GUARD = "tpunb.backends.torchtpu.rehearsal.device_guard"
 def rehearse_tpu() -> None:
     """Give the kernel a rehearsed `torch.device("tpu")`, at once or when torch is imported.
 
-    Raises SetupError if torch_tpu has registered its own device.
+    Prints why it cannot have one.
     """
-    if "torch" in sys.modules:
+    global _autoload_off, _at_import
+    if loading.is_loaded():
+        _print(
+            "torch_tpu was loaded before tpunb, so the kernel has no rehearsed TPU. Runs have one: "
+            "their ranks are processes of their own. For the kernel, too: restart it, and run "
+            "`%load_ext tpunb` before torch is imported"
+        )
+    elif "torch" in sys.modules:
+        _install(sys.modules["torch"])
+    else:
+        if os.environ.get(AUTOLOAD, "1") == "1":
+            os.environ[AUTOLOAD], _autoload_off = "0", True
+        loading.put_stand_in()
+        _at_import = Replacements({"torch": _install})
+        _at_import.begin()
+
+
+def _install(torch: ModuleType) -> None:
+    """An error must not be one of `import torch`."""
+    try:
         importlib.import_module(_REHEARSED).install()
+    except SetupError as error:
+        _print(str(error))
+
+
+def _print(problem: str) -> None:
+    print(f"tpunb: {problem}", file=sys.stderr)
+
+
+def leave_tpu_alone() -> None:
+    """Undo `rehearse_tpu`, unless torch has been imported since."""
+    global _autoload_off, _at_import
+    if _at_import is None or "torch" in sys.modules:
         return
-    global _autoload_off
-    if AUTOLOAD not in os.environ:
-        os.environ[AUTOLOAD], _autoload_off = "0", True
-
-    def install(torch: ModuleType) -> None:
-        importlib.import_module(_REHEARSED).install()
-
-    Replacements({"torch": install}).begin()
+    _at_import.end()
+    loading.remove_stand_in()
+    if _autoload_off:
+        del os.environ[AUTOLOAD]
+    _autoload_off, _at_import = False, None
 
 
 def defer_interrupts(info: object) -> None:

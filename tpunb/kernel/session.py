@@ -60,7 +60,7 @@ from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
 from tpunb.runs.spec import BackendName, Device, RunState, Stop, StopOrigin
 from tpunb.utils import env_vars, files
-from tpunb.utils.errors import HandoffError, SetupError, TpunbError
+from tpunb.utils.errors import HandoffError, TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ class Session:
         self.auto_stop = AutoStop()
         self._ahead = False
         self._has_tpu_device = False
-        if "tpu" in "".join(earlier[-1:]).replace("tpunb", ""):  # no hook has seen this cell
-            self._rehearse_tpu()
+        self._rehearse_tpu()  # before a cell without "tpu" imports torch, and with it torch_tpu
         self._rank_names = RankNames()
         self._hooks: tuple[tuple[str, Any], ...] = (
             ("pre_run_cell", self.auto_stop.begin_cell),
@@ -169,10 +168,7 @@ class Session:
         if choice.backend != "torchtpu" or choice.problem(on_tpu=False) is not None:
             return
         self._has_tpu_device = True
-        try:
-            device.rehearse_tpu()
-        except SetupError as error:
-            print(f"tpunb: {error}", file=sys.stderr)
+        device.rehearse_tpu()
 
     def _bind(self, values: Mapping[str, object], run: RunDir) -> None:
         """Assign what a run has brought to the notebook's variables."""
@@ -300,7 +296,9 @@ class Session:
             )
         if options.kernel_device == "TPU" and not here.chips:
             raise UsageError("%tpu_setup --kernel tpu: this machine has no TPU")
-        self._has_tpu_device |= options.kernel_device == "TPU"
+        if options.kernel_device == "TPU":
+            self._has_tpu_device = True
+            device.leave_tpu_alone()
         self._rehearse_tpu()
         change = self.choose_device(options.kernel_device)
         if change and options.kernel and not options.json:

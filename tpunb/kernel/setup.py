@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from json import dumps
 
+from tpunb.backends.torchtpu.loading import is_loaded
 from tpunb.display import front_end
 from tpunb.display.doctor import report_card, report_text
 from tpunb.kernel import device
@@ -39,8 +40,9 @@ def show_report(
         values = {**report.to_json(), "runs": report.room.runs, "kernel_device": kernel}
         print(dumps(values, indent=1))
         return
-    leaves = kernel == "CPU" and report.machine.device == "TPU"
-    device = {"xla": f"uses XLA on {kernel}", "torchtpu": "rehearses TorchTPU on the CPU"}
+    leaves = kernel == "CPU" and report.machine.device == "TPU" and not is_loaded()
+    rehearses = "has loaded torch_tpu" if is_loaded() else "rehearses TorchTPU on the CPU"
+    device = {"xla": f"uses XLA on {kernel}", "torchtpu": rehearses}
     library = "torch_xla" if report.machine.backend == "xla" else "torch"
 
     def bundle(preload: str) -> dict[str, str]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb.backends.choice import find_installed
+from tpunb.backends.choice import is_installed
+from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.backends.xla import spmd, topology
 from tpunb.machine import tpu
 from tpunb.machine.machine import Machine
@@ -36,8 +37,6 @@ _OF_HOST_PROCESS = (
 _TOPOLOGY = "TORCH_TPU_TOPOLOGY"
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", _TOPOLOGY, "TORCH_TPU_XPROF_SESSION_ID")
 """Set by torch_tpu's `set_tpu_launch_env`, once for each run; they name ports that were free."""
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""With '0', `import torch` does not load the libraries that add a device (torch 2.5 and later)."""
 _METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
 """Read by libtpu; without it, all processes of a host would serve port 8431."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
@@ -136,8 +135,8 @@ def _without_torch_xla(
         yield from (EnvChange(name, None, reason) for name in names if name in env)
     if device == "TPU" and machine is not None:
         yield from _metrics_ports(env, machine)
-    if device != "TPU" and AUTOLOAD not in env and find_installed().torch_tpu:
-        why = "torch_tpu would be loaded, which takes seconds and has no TPU here"
+    if device != "TPU" and (backend == "torchtpu" or is_installed("torch_tpu")):
+        why = "torch_tpu takes seconds to load, has no TPU here, and excludes a rehearsed one"
         yield EnvChange(AUTOLOAD, "0", why)
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.machine import environment, tpu
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
@@ -72,12 +73,12 @@ def _device_of_torchtpu(
 
 def _loading(env: Mapping[str, str]) -> Iterator[SetupProblem]:
     """Check how torch_tpu is loaded, and the allocator that it wants."""
-    if env.get(environment.AUTOLOAD) == "0":
+    if env.get(AUTOLOAD) == "0":
         yield SetupProblem(
             "autoload",
-            f"{environment.AUTOLOAD} is 0, so `import torch` does not load torch_tpu: code without "
+            f"{AUTOLOAD} is 0, so `import torch` does not load torch_tpu: code without "
             "`import torch_tpu` has no device 'tpu'.",
-            f"unset {environment.AUTOLOAD}, and restart the kernel",
+            f"unset {AUTOLOAD}, and restart the kernel",
             must=False,
         )
     if "tcmalloc" not in env.get("LD_PRELOAD", ""):

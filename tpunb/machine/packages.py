@@ -5,7 +5,6 @@ Reads the packages' metadata. Only `import_problem` imports packages, in a separ
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tpunb.backends.choice import TORCHTPU_SINCE, BackendChoice, Installed, choose
+from tpunb.backends.choice import TORCHTPU_SINCE, BackendChoice, Installed, choose, is_installed
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
 from tpunb.utils.errors import UV_INSTALL
@@ -232,7 +231,7 @@ def package_problems(
 def half_installed(machine: Machine, have: InstalledPackages) -> Iterator[SetupProblem]:
     """Yield packages that pip lists but that cannot be found: an installation was cut short."""
     for name in ("torch", "torch_xla", "torch_tpu"):
-        if name in have.versions and importlib.util.find_spec(name) is None:
+        if name in have.versions and not is_installed(name):
             yield SetupProblem(
                 "half-installed",
                 f"pip lists {name} {have.versions[name]}, but there is no module {name}: its "

@@ -4,7 +4,7 @@
     supervisor   ──> kernel        Ready, RunFinished, Broken, Leaving
     supervisor   ──> fork server   ImportLibraries, ForkRunner
     supervisor   ──> kept prelude  ForkRunner
-    fork server  ──> supervisor    LibrariesImported
+    fork server  ──> supervisor    LibrariesImported, ImportsFailed
     runner       ──> supervisor    RunnerForked, CellStarted, PreludeKept, PreludeNotForkable,
                                    PreludeNotKept, RanksForked, RankExited, StopRanks,
                                    AttemptReady, AttemptFinished, RunnerExits
@@ -173,6 +173,17 @@ class LibrariesImported:
     variables: dict[str, list[str]]
     """Environment variables that the imports have set, as they do in the kernel: the values before
     (if there was one) and after."""
+
+
+@dataclass(frozen=True)
+class ImportsFailed:
+    """The fork server ends: it could not import the libraries, or set up the device."""
+
+    type: str
+    """The exception's class name."""
+    message: str
+    of_tpunb: bool
+    """True for an error of tpunb: its message names the cause and the fix."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +367,7 @@ Message = (
     Preload | StartRun | StopRun | JoinHosts
     | Ready | RunFinished | Broken | Leaving
     | ImportLibraries | ForkRunner
-    | LibrariesImported | RunnerForked | RunnerExits
+    | LibrariesImported | ImportsFailed | RunnerForked | RunnerExits
     | CellStarted | PreludeKept | PreludeNotKept | PreludeNotForkable
     | RanksForked | RankExited | StopRanks
     | AttemptReady | AttemptFinished | AttemptFailed | StartAttempt | AbandonAttempt | AllFinished

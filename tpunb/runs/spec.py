@@ -132,7 +132,8 @@ class FailureKind(_Word):
     """The operating system killed it because memory ran out."""
     HANG = "hang"
     LOST = "lost"
-    """A process of tpunb itself ended: the fork server or the supervisor."""
+    """A process of tpunb itself ended, as the fork server or the supervisor, or could not start
+    the ranks."""
     PEER_LOST = "peer_lost"
     """An exception that is a consequence of another rank's end."""
     HOST_LOST = "host_lost"

@@ -27,6 +27,7 @@ from tpunb.backends.rehearsal.errors import (
 from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
+from tpunb.utils.errors import SetupError
 from tpunb.utils.files import read_text, write_json
 from tpunb.worker import figures, replay, script_end, stdio
 
@@ -175,8 +176,14 @@ def describe_error(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str
         "traceback": "".join(_chain(error, lines)),
         # Not time.time: the user's code may have it stand still (freezegun).
         "time": time.clock_gettime(time.CLOCK_REALTIME),
-        "kind": FailureKind.PEER_LOST if _is_peer_lost(error) else FailureKind.EXCEPTION,
+        "kind": _kind(error, cell),
     }
+
+
+def _kind(error: BaseException, cell: int | None) -> FailureKind:
+    if isinstance(error, SetupError) and cell is None:  # before or between the cells
+        return FailureKind.LOST
+    return FailureKind.PEER_LOST if _is_peer_lost(error) else FailureKind.EXCEPTION
 
 
 def _is_peer_lost(error: BaseException) -> bool:

@@ -20,12 +20,17 @@ from tpunb.backends import current
 from tpunb.runs.protocol import (
     ForkRunner,
     ImportLibraries,
+    ImportsFailed,
     LibrariesImported,
     MessageWriter,
     OrderChannel,
     RunnerForked,
 )
 from tpunb.utils import processes
+from tpunb.utils.errors import TpunbError
+
+_LONGEST = 2000
+"""Characters of an error's message: a report has to fit into a pipe."""
 
 
 def main() -> None:
@@ -46,7 +51,12 @@ def main() -> None:
     sys.path[1:] = received[0].sys_path  # the first entry is the folder of tpunb itself
     tempfile.tempdir = received[0].tmp
     before = dict(os.environ)
-    _import_libraries()
+    try:
+        _import_libraries()
+    except Exception as error:
+        kind, message = type(error).__name__, str(error)[:_LONGEST]
+        reports.send(ImportsFailed(kind, message, isinstance(error, TpunbError)))
+        raise
     variables = {
         name: [before[name], value] if name in before else [value]
         for name, value in os.environ.items()

@@ -6,12 +6,13 @@ without rehearsal.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
+from tpunb.backends.choice import is_installed
+from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.backends.xla import device
 from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import addresses, env_vars
@@ -33,7 +34,7 @@ def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
     if env_vars.RUN in os.environ:
         return
     if backend is None:
-        backend = "xla" if importlib.util.find_spec("torch_xla") else "torch"
+        backend = "xla" if is_installed("torch_xla") else "torch"
     if backend == "xla":
         _prepare_xla(spmd)
     else:
@@ -60,9 +61,9 @@ def _prepare_torch(backend: BackendName) -> None:
 def _device_of(backend: BackendName) -> Device:
     """The device of this machine: a TPU is one for torch_tpu if /dev/vfio has its chips."""
     if backend == "torchtpu":
-        if importlib.util.find_spec("torch_tpu") and list(Path("/dev/vfio").glob("[0-9]*")):
+        if is_installed("torch_tpu") and list(Path("/dev/vfio").glob("[0-9]*")):
             return "TPU"
-        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        os.environ[AUTOLOAD] = "0"
         return "CPU"
     import torch
 

@@ -19,7 +19,7 @@ from tpunb.runs.models import (
     to_json,
     write_models,
 )
-from tpunb.runs.protocol import HostEnded
+from tpunb.runs.protocol import HostEnded, ImportsFailed
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
 from tpunb.utils import files
@@ -140,6 +140,20 @@ def test_failure_kind_without_an_exception(
     assert result.state == "failed"
     assert [failure.kind for failure in result.failures] == [kind]
     assert type(result).from_json(json.loads(json.dumps(result.to_json())), result.dir) == result
+
+
+@pytest.mark.parametrize("of_tpunb", [True, False])
+def test_the_exception_that_ended_the_fork_server_is_the_failure(
+    tmp_path: Path, of_tpunb: bool
+) -> None:
+    end = ProcessExit(None, None, 1, NOW, fork_server=True)
+    why = ImportsFailed("SetupError", "use another torch", of_tpunb)
+    result = result_of(tmp_path, end, imports_failed=why, fork_server_output="Traceback …")
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.type) == (FailureKind.LOST, "SetupError")
+    failed = "the fork server, which starts the processes of a run, failed: SetupError: "
+    assert result.headline() == ("" if of_tpunb else failed) + "use another torch"
+    assert result.failure.traceback == ("" if of_tpunb else "Traceback …")
 
 
 def test_hang_comes_before_failures_caused_by_its_stop(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
+from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.utils import processes
 from tpunb.utils.errors import SetupError
 
@@ -48,7 +49,7 @@ def launch_environment(
     options: dict[str, int] = {"nproc_per_node": ranks}
     left = {name: value for name, value in env.items() if name not in _OF_SEVERAL_HOSTS}
     # It neither opens the TPU nor asks which host this is.
-    left |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    left |= {AUTOLOAD: "0"}
     if hosts:
         options["nnodes"] = len(hosts)
         left |= {"TPU_WORKER_HOSTNAMES": ",".join(hosts), "NODE_RANK": str(node_rank)}

@@ -35,6 +35,7 @@ from tpunb.runs.protocol import (
     ForkRunner,
     HostEnded,
     ImportLibraries,
+    ImportsFailed,
     JoinHosts,
     Leaving,
     LibrariesImported,
@@ -238,6 +239,7 @@ class Supervisor:
         self.fork_server: subprocess.Popen[bytes] | None = None
         self.reports: MessageReader | None = None
         """From the fork server and the processes below it."""
+        self._imports_failed: ImportsFailed | None = None
         self.ready = False
         self.kept = KeptPreludes()
         self._becoming: KeptPrelude | None = None
@@ -527,7 +529,9 @@ class Supervisor:
     def _on_report(self, message: Message) -> None:
         """Handle a message of the fork server or of a runner."""
         log.info("%s", message)
-        if isinstance(message, LibrariesImported):
+        if isinstance(message, ImportsFailed):
+            self._imports_failed = message
+        elif isinstance(message, LibrariesImported):
             self.kept.set_by_imports = message.variables
             self.ready, self._idle_since = True, time.monotonic()
             self._send(Ready())
@@ -544,6 +548,7 @@ class Supervisor:
 
     def _start_fork_server(self) -> None:
         assert self._preload is not None
+        self._imports_failed = None
         self.kept.end_all("the fork server had ended")  # their reports go to a closed pipe
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
@@ -596,12 +601,14 @@ class Supervisor:
         code, self.fork_server = self.fork_server.returncode, None
         log.warning("the fork server has ended: exit code %d", code)
         self.ready = False
-        output = self._fork_server_tail()
+        for message in self.reports.read() if self.reports is not None else ():
+            self._on_report(message)
+        output, why = self._fork_server_tail(), self._imports_failed
         if self.run is not None:
-            self.run.lose_fork_server(code, output)
+            self.run.lose_fork_server(code, output, why)
         if self.queue and not self.leaving:
             return  # the queued runs get another one
-        self._send(Broken(code, output))
+        self._send(Broken(code, why.message if why is not None and why.of_tpunb else output))
         self.leaving = self.leaving or "the fork server has ended"
 
     def _fork_server_tail(self) -> str:

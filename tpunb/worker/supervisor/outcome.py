@@ -27,7 +27,7 @@ from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
 from tpunb.runs.models import DifferentModels, find_difference, from_json, read_models
 from tpunb.runs.parameters import parameters
-from tpunb.runs.protocol import HostEnded
+from tpunb.runs.protocol import HostEnded, ImportsFailed
 from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCause
 from tpunb.utils import memory, records
@@ -54,6 +54,7 @@ _CRASH_WORDS = {
     "SIGABRT": "crashed with SIGABRT (native code aborted)",
     "SIGBUS": "crashed with SIGBUS (memory that was mapped could not be read)",
 }
+_FORK_SERVER = "the fork server, which starts the processes of a run,"
 _WATCHER = "the process that watches the ranks"
 _NOT_SENT = "not sent by tpunb: another process sent SIGINT (kill -INT), or the code raised it"
 
@@ -105,6 +106,8 @@ class RunObservation:
     """Which ranks waited where, if the run was hung."""
     fork_server_output: str = ""
     """The end of the fork server's output, if it has ended."""
+    imports_failed: ImportsFailed | None = None
+    """The exception that ended the fork server."""
     ranks: range | None = None
     """The ranks of this host; None: all."""
     host: str | None = None
@@ -315,7 +318,12 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
         time=end.time,
     )
     if end.fork_server:
-        return _lost(failure, f"the fork server, which starts the processes of a run, {message}")
+        if (why := seen.imports_failed) is None:
+            return _lost(failure, f"{_FORK_SERVER} {message}")
+        if why.of_tpunb:
+            return replace(_lost(failure, why.message), type=why.type, traceback="")
+        message = f"{_FORK_SERVER} failed: {why.type}: {why.message}"
+        return replace(_lost(failure, message), type=why.type)
     return _lost(failure, f"{_WATCHER} {message}") if end.ranks_forked else failure
 
 

@@ -43,8 +43,9 @@ class RunLog:
         return f"[{' '.join(who + what)}] "
 
     def say(self, text: str) -> None:
-        """Write a line in tpunb's own name."""
-        self._try(lambda: self._file.write(f"[tpunb] {text}\n"))
+        """Write lines in tpunb's own name."""
+        lines = "".join(f"[tpunb] {line}\n" for line in text.splitlines())
+        self._try(lambda: self._file.write(lines))
         self._try(self._file.flush)
 
     def add(self, outputs: list[Output]) -> None:

@@ -39,6 +39,7 @@ from tpunb.runs.protocol import (
     HostEnded,
     HostHere,
     HostLost,
+    ImportsFailed,
     Message,
     OrderChannel,
     PreludeNotForkable,
@@ -146,6 +147,7 @@ class Supervision:
         """No further shutdown sequence has a grace period."""
         self._signals_sent: set[str] = set()
         self._fork_server_output = ""
+        self._imports_failed: ImportsFailed | None = None
         self._hang_detector: HangDetector | None = None
         self._recompile_notes: RecompileNotes | None = None
         self._hang: Failure | None = None
@@ -343,10 +345,11 @@ class Supervision:
             )
         )
 
-    def lose_fork_server(self, code: int, output: str) -> None:
+    def lose_fork_server(self, code: int, output: str, why: ImportsFailed | None = None) -> None:
         """The fork server has ended: if the run has no runner yet, it is over."""
         if not self._over and self._runner is None:
-            self._fork_server_output = output
+            self._fork_server_output, self._imports_failed = output, why
+            self._log.say(why.message if why is not None and why.of_tpunb else output)
             self._add_exit(code or 1, None, fork_server=True)
             self._over = True
 
@@ -677,6 +680,7 @@ class Supervision:
             cell=self._cell,
             hang=self._hang,
             fork_server_output=self._fork_server_output,
+            imports_failed=self._imports_failed,
             ranks=self._own,
             host=self.spec.hosts[self._node_rank] if self._hosts is not None else None,
             host_failures=tuple(self._gone_hosts),

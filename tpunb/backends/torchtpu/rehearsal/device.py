@@ -6,11 +6,11 @@ version counters are torch's own.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
+from tpunb.backends.torchtpu import loading
 from tpunb.backends.torchtpu.rehearsal.aliases import check_layout, on_tpu, to_cpu, to_tpu
 from tpunb.utils.errors import UV_INSTALL, SetupError
 
@@ -29,7 +29,7 @@ def is_installed() -> bool:
 def install() -> None:
     """Give this process `torch.device("tpu")`; does nothing if it has it already.
 
-    Raises SetupError if torch is too old, or if torch_tpu has registered its own device.
+    Raises SetupError if torch is too old, or if torch_tpu is loaded.
     """
     if is_installed():
         return
@@ -49,7 +49,7 @@ def install() -> None:
     )
     device_guard.raise_in_backward()
     module.add_submodules(made)
-    sys.modules.setdefault("torch_tpu", module.stand_in())
+    loading.put_stand_in()
     _kept.extend([made, kernels.register(), autocast.register()])
     patches.apply()
     device_guard.defer_interrupts()
@@ -62,11 +62,10 @@ def _check() -> None:
             f"rehearsing TorchTPU needs torch 2.11 or later, and this is {torch.__version__}: "
             f"{UV_INSTALL} 'torch>=2.11,<2.16'"
         )
-    if hasattr(torch, "tpu") or "torch_tpu" in sys.modules:
+    if hasattr(torch, "tpu") or loading.is_loaded():
         raise SetupError(
-            "torch_tpu has registered its own device in this process, so none can be rehearsed: "
-            "restart the kernel with TORCH_DEVICE_BACKEND_AUTOLOAD=0 in its environment, before "
-            "torch is imported"
+            "torch_tpu is loaded in this process, so no TPU can be rehearsed in it: set "
+            f"{loading.AUTOLOAD}=0 before torch is imported"
         )
     if not check_layout():
         raise SetupError(

@@ -16,7 +16,6 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from typing import Any, TypeVar
 
 import torch
@@ -346,10 +345,3 @@ def add_submodules(module: TpuModule) -> None:
         vars(made).update(contents)
         setattr(module, part, made)
         sys.modules[made.__name__] = made
-
-
-def stand_in() -> types.ModuleType:
-    """What `import torch_tpu` finds: the real one aborts beside the rehearsal's kernels."""
-    made = types.ModuleType("torch_tpu", "stands in for torch_tpu in a rehearsal")
-    made.__spec__ = ModuleSpec("torch_tpu", None)
-    return made
