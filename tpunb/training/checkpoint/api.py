@@ -25,7 +25,7 @@ from tpunb.runs.directory import RunDir, rank_of_run
 from tpunb.runs.events import Resumed
 from tpunb.training.checkpoint import format, sharded
 from tpunb.training.checkpoint.store import (
-    Part,
+    CheckpointPart,
     Store,
     StoredCheckpoint,
     file_name,
@@ -112,7 +112,7 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
     if in_parts:
         counts = _this_process().parts
         counts[store.location] = counts.get(store.location, -1) + 1
-        part = Part(counts[store.location], not per_rank, rank, ranks)
+        part = CheckpointPart(counts[store.location], not per_rank, rank, ranks)
     state = sharded.pack(state, store.location)
     to_cpu = tensors.CpuCopies(state)
     file_path = store.location

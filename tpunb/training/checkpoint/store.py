@@ -235,7 +235,7 @@ def open_store(path: Path | str) -> Store:
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """Which part of a checkpoint a file is."""
 
     save: int
@@ -245,7 +245,7 @@ class Part:
     ranks: int
 
 
-def file_name(number: int, step: int, group: str, part: Part | None) -> str:
+def file_name(number: int, step: int, group: str, part: CheckpointPart | None) -> str:
     """Return the name of a checkpoint file; `part`: None if it is the whole checkpoint."""
     suffix = ""
     if part is not None:
