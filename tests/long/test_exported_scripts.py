@@ -42,7 +42,8 @@ SHORTER = {
 ALL = {
     path.stem: path
     for path in sorted(NOTEBOOKS.rglob("*.ipynb"))
-    if path.parent.name != "models"  # all of the gallery use tpunb.training
+    # All of the gallery use tpunb.training; TorchTPU's need a TPU, or tpunb's rehearsal.
+    if path.parent.name not in ("models", "torchtpu")
 }
 ONE_WAY = {
     "02_spmd": "python",  # SPMD is one process

@@ -213,7 +213,7 @@ def run_on_a_tpu(
     return run(
         tmp_path,
         ["-c", textwrap.dedent(ON_A_TPU)],
-        TORCHELASTIC_RUN_ID="test",
+        TORCHELASTIC_USE_AGENT_STORE="True",
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
         WORLD_SIZE=str(world),
@@ -266,7 +266,7 @@ def test_spmd_script_drives_rehearsal_cores(
 
 
 def test_spmd_under_torchrun_with_several_processes_is_refused(tmp_path: Path) -> None:
-    ranks = {"TORCHELASTIC_RUN_ID": "test", "RANK": "1", "LOCAL_RANK": "1"}
+    ranks = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "1", "LOCAL_RANK": "1"}
     sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     done = run(tmp_path, ["-c", textwrap.dedent(SPMD)], **ranks, **sizes)
     assert done.returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -68,3 +69,15 @@ def test_track_outside_a_run_shows_tqdm_once(rank: str | None, shown: bool) -> N
     )
     assert ("letter: 100%" in done.stderr) == shown
     assert done.stdout == ""
+
+
+def test_outside_a_run_lines_of_log_are_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TPUNB_RUN", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    for step in tpunb.track(range(2)):
+        tpunb.log(step, loss=0.5)
+    shown = [text.rpartition("\r")[2] for text in terminal.getvalue().split("\n")]
+    assert [text for text in shown if "step" in text] == ["step 0 · loss 0.5", "step 1 · loss 0.5"]

@@ -208,7 +208,14 @@ class ConsoleWriter(MetricsWriter):
             record.resolve()
             step = [] if record.step is None else [f"step {record.step}"]
             values = [f"{name} {_number(value)}" for name, value in record.values.items()]
-            print(" · ".join(step + values), flush=True)
+            line = " · ".join(step + values)
+            if "tqdm" in sys.modules:  # perhaps a bar of `track`: the line belongs above it
+                from tqdm import tqdm
+
+                tqdm.write(line)
+                sys.stdout.flush()
+            else:
+                print(line, flush=True)
             _call_back(record)
 
 

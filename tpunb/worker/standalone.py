@@ -15,7 +15,7 @@ from tpunb.backends.choice import is_installed
 from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.backends.xla import device
 from tpunb.runs.spec import BackendName, Device
-from tpunb.utils import addresses, env_vars
+from tpunb.utils import addresses, env_vars, one_rank
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
 
 
@@ -23,16 +23,19 @@ def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
     """Set this process up like a rank of a run, as far as the script needs it.
 
     Under torchrun each process drives one core: of the TPU if there is one, otherwise as a
-    rehearsal rank. Without torchrun the process drives one core; with `spmd` (torch_xla's mode in
-    which one process drives all cores) all cores of the TPU, or CPU_NUM_DEVICES rehearsal cores
-    (4). Does nothing in a rank of a run, which is set up already. `backend`: what the script is
-    written for; by default torch_xla where it is installed, otherwise torch.distributed.
+    rehearsal rank. Without torchrun the process drives one core and gets torchrun's variables; with
+    `spmd` (torch_xla's mode in which one process drives all cores) it drives all cores of the TPU,
+    or CPU_NUM_DEVICES rehearsal cores (4), and has no rank. Does nothing in a rank of a run, which
+    is set up already. `backend`: what the script is written for; by default torch_xla where it is
+    installed, otherwise torch.distributed.
 
     Raises MissingPackageError without torch_xla, SetupError if rehearsal is not possible or
     torchrun has started several processes of an SPMD script on this host.
     """
     if env_vars.RUN in os.environ:
         return
+    if not spmd:
+        one_rank.set_variables()
     if backend is None:
         backend = "xla" if is_installed("torch_xla") else "torch"
     if backend == "xla":
@@ -43,7 +46,8 @@ def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
 
 
 def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """True if torchrun has started this process; `one_rank` does not set this variable."""
+    return "TORCHELASTIC_USE_AGENT_STORE" in os.environ
 
 
 def _prepare_torch(backend: BackendName) -> None:

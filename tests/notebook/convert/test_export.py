@@ -287,3 +287,49 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 torch_xla.launch(lambda *args: print(args), args=("a",))
 xmp.spawn(lambda *args: print(args), args=("b",), nprocs=8, start_method="fork")
 """
+
+
+GROUP = (
+    "import os\nlocal_rank = int(os.environ['LOCAL_RANK'])\n!echo setup",
+    "import sys\nimport torch.distributed as dist\nimport torch\n{module}",
+    "%%tpu_train\ndist.init_process_group({group})\nassert dist.get_world_size() == 1",
+    "%%tpu_train\ndist.init_process_group({group})\nx = torch.ones(1, device={device!r})\n"
+    "dist.all_reduce(x)\nprint(x.item(), dist.get_rank(), local_rank, flush=True)\n"
+    "sys.stdin.read()",
+)
+ALONE = ["-c", WITHOUT_TPUNB]
+XLA = "import torch_xla.distributed.xla_backend"
+
+
+@pytest.mark.usefixtures("starts_processes")
+@pytest.mark.parametrize(
+    ("start", "module", "group", "device"),
+    [
+        ([], "", "", "cpu"),
+        (ALONE, "", '"gloo", init_method="env://"', "cpu"),
+        ([], XLA, '"xla"', "xla"),
+        (ALONE, XLA, '"xla", init_method="xla://"', "xla"),
+    ],
+)
+def test_python_runs_a_script_as_the_one_rank_of_its_process_group(
+    start: list[str], module: str, group: str, device: str, tmp_path: Path
+) -> None:
+    cells = [cell.format(module=module, group=group, device=device) for cell in GROUP]
+    path = tmp_path / "script.py"
+    script = convert(notebook(*cells), export=Export.WITH_SETUP)
+    path.write_text(script.text, encoding="utf-8")
+    both = [  # both groups exist at the same time
+        subprocess.Popen(
+            [sys.executable, *start, str(path)],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    lines = [next((line for line in each.stdout or () if line[:1] == "1"), "") for each in both]
+    ended = [each.communicate(timeout=120) for each in both]
+    assert [each.returncode for each in both] == [0, 0], ended
+    assert lines == ["1.0 0 0\n"] * 2

@@ -319,6 +319,7 @@ class Conversion:
             arguments=self.arguments,
             notes=_notes(self.requirements),
             prepare=self.prepare,
+            for_export=self.export,
         )
 
 

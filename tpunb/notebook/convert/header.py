@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
 from tpunb.notebook.convert import earlier_values, export, magics
+from tpunb.utils import one_rank
 from tpunb.utils.version import __version__
 
 ABOUT = """\
@@ -31,6 +34,19 @@ SPMD = """\
 #     CPU_NUM_DEVICES=4 python script.py        the same on four devices of a CPU
 #
 # Not `torchrun --nproc-per-node=4`: that would make four processes, and SPMD needs one on a host.
+"""
+
+# The function is inside a `try`, because linters require imports above other code.
+_SOURCE = inspect.getsource(one_rank.set_variables).replace("set_variables", "_tpunb_one_rank")
+ONE_RANK = f"""\
+# `python script.py` is one rank, with torchrun's variables.
+try:
+
+{textwrap.indent(_SOURCE, "    ")}
+    _tpunb_one_rank()
+finally:
+    del _tpunb_one_rank
+
 """
 
 PREPARE = """\
@@ -196,13 +212,15 @@ def header_text(
     arguments: str = "",
     notes: Sequence[str] = (),
     prepare: str | None = None,
+    for_export: bool = False,
 ) -> str:
     """Return the header, with a newline at its end.
 
     `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` keys of
     `HELPERS`; `notebooks` are the cells of notebooks that `%run` runs; `spmd` is True if one
     process drives all cores; `arguments` are those of the call that prepares a process. `notes`
-    are lines for the reader; `prepare` replaces `PREPARE`.
+    are lines for the reader; `prepare` replaces `PREPARE`; `for_export` is True if the script is
+    for another machine.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     how = SPMD if spmd else RANKS
@@ -211,6 +229,7 @@ def header_text(
     parts = [ABOUT.format(version=__version__, notebook=title, how=how, notes=noted)]
     if features:
         parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
+    parts += [ONE_RANK] if for_export and not spmd else []
     parts.append(prepare or PREPARE.format(arguments=arguments))
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
