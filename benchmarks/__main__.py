@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import (
+    cells,
     collectives,
     diagnosing,
     doctor,
@@ -34,6 +35,10 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
         lambda folder: start.measure(folder, 1, 1),
     ),
     "loop": (loop.measure, lambda folder: loop.measure(folder, 1, loop.LITTLE)),
+    "cells": (
+        lambda folder, rounds: cells.measure(folder, rounds, 20, cells.MUCH),
+        lambda folder: cells.measure(folder, 1, 3, cells.LITTLE),
+    ),
     "prelude": (prelude.measure, lambda folder: prelude.measure(folder, 1, 200, 8)),
     "step": (
         lambda folder, rounds: step.measure(folder, rounds, 9, (1, 2), 3000),

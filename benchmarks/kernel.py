@@ -16,6 +16,12 @@ _IS_WARM = (
     " and not any(t.name == 'tpunb-warm-up' for t in __import__('threading').enumerate())"
 )
 
+UNLOAD = """
+import sys
+if "tpunb" in sys.modules:
+    get_ipython().run_line_magic("unload_ext", "tpunb")
+"""
+
 
 class CellError(Exception):
     """A cell of a benchmark failed; the text is its traceback."""
@@ -34,7 +40,7 @@ class Kernel(Driver):
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None and self.is_there:
             # Waits until the processes of tpunb have ended.
-            self.do("get_ipython().run_line_magic('unload_ext', 'tpunb')")
+            self.do(UNLOAD)
         self.stop(now=kind is not None)
 
     def cell(self, index: int, *, await_words: Sequence[str] = ()) -> Ran:

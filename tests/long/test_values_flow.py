@@ -81,8 +81,7 @@ def test_skipped_cell_that_changes_a_read_name_is_noted(nb: Kernel) -> None:
     skipped = cell(nb, "# tpu: skip\nmodel.load_state_dict(model.state_dict())", "skip").good()
     shown = cell(nb, SHOW, "show").good().printed()
     assert (
-        f"cell [{skipped.number}] is skipped and changes `model`, which the train cell reads: the "
-        "run does not have that change"
+        f"cell [{skipped.number}] changes `model`, which this run has as the cells above make it"
     ) in shown
 
 

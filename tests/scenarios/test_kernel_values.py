@@ -9,6 +9,7 @@ import pytest
 
 from tests.drivers.kernel import Kernel, Ran, kernel
 from tpunb.runs.directory import RunDir, list_runs
+from tpunb.utils.records import read_dict
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -52,7 +53,7 @@ def test_kernel_values_without_a_difference_print_no_note(nb: Kernel) -> None:
     ran = train(nb, SHOW).good()
     assert "[0] 0.01 8 1.0 4.0" in ran.stdout
     assert "kernel" not in ran.stdout
-    assert not last(nb).parameters.exists()
+    assert read_dict(last(nb).parameters) == {"lr": 0.01, "config.width": 8}
 
 
 def test_failure_line_number_with_injected_kernel_values(nb: Kernel) -> None:

@@ -8,7 +8,6 @@ import types
 
 import pytest
 
-from tpunb.kernel.marks import mark
 from tpunb.utils.literals import literal
 from tpunb.utils.modules import is_a, loaded
 
@@ -23,13 +22,10 @@ def test_a_class_is_found_where_its_module_is_loaded() -> None:
     assert not is_a(1, "no_such_module", "Decimal")
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "pandas"])
+@pytest.mark.parametrize("name", ["torch", "numpy"])
 def test_values_are_read_while_a_library_is_being_imported(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The background imports torch while the next train cell compares the kernel's values."""
+    """The background imports torch while the next train cell reads the kernel's values."""
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    value = object()
-    assert mark(value) == mark(value)
-    assert mark([1] * 10_000).exact
     assert literal(object()) is None

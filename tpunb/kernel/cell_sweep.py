@@ -165,7 +165,7 @@ def _open(session: Session, request: RunRequest, space: spaces.Space, cell: str)
         cores=str(request.cores),
         code=folders.code_digest(cells, tuple(dict.fromkeys((Path.cwd(), *beside)))),
         packages=folders.packages_digest(),
-        cell=_digest(cell, request.notebook.taken.statements),
+        cell=_digest(cell, [line for _, line in request.notebook.parameters.notes]),
     )
     return folders.open_sweep(session.defaults.runs, spec, again=False, copy=False)
 

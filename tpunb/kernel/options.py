@@ -348,7 +348,7 @@ class TrainOptions:
     )
     replay: bool = flag(
         "--replay",
-        help="run the cells as they are, without taking the kernel's values or comparing with them",
+        help="run the cells as they are, without the kernel's parameters",
         group=ADVANCED,
     )
     replicate: bool = flag(

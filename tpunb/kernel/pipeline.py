@@ -6,7 +6,6 @@ earlier in the background.
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import os
 import sys
@@ -20,35 +19,33 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from tpunb.backends.choice import LABELS, BackendChoice
-from tpunb.kernel.changes import Changes, PreludeCell
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
+from tpunb.kernel.parameters import Parameters, PlainNames, with_parameters
 from tpunb.kernel.returned import Returned
-from tpunb.kernel.settings import PlainNames
-from tpunb.kernel.taken import TakenValues, take
 from tpunb.machine import environment
 from tpunb.machine.auto_stop import TpuVm
 from tpunb.machine.environment import EnvChange, SpmdEnvironment
 from tpunb.machine.machine import Machine
 from tpunb.notebook.capture.capture import capture
-from tpunb.notebook.capture.history import History
+from tpunb.notebook.capture.history import Execution, History
 from tpunb.notebook.convert import assigned
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
-from tpunb.notebook.convert.launches import names_of_launches, with_call
-from tpunb.notebook.convert.missing_changes import changed_names
+from tpunb.notebook.convert.launches import with_call
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.lint.checks.cells import NOT_RETURNED
 from tpunb.notebook.lint.checks.old_names import RETIRED
 from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
-from tpunb.notebook.models import Cell, EarlierValues, LaunchCall, Script, Snapshot
-from tpunb.notebook.trial_cells import defer_parameters, reached_names, with_parameters
+from tpunb.notebook.models import LaunchCall, Script, Snapshot
+from tpunb.notebook.trial_cells import defer_parameters
+from tpunb.notebook.trial_cells import with_parameters as with_trial
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
+from tpunb.runs.parameters import TAGS
 from tpunb.runs.spec import BackendName, RunSpec
 from tpunb.utils import cpus, env_vars, records
 from tpunb.utils.errors import TpunbError
-from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
     from tpunb.places.target import Target
@@ -70,8 +67,8 @@ class PreparedNotebook:
     """Why every rank must run the prelude itself; None: it runs once."""
     findings: tuple[Finding, ...]
     """Lint's findings, in the order of the notebook."""
-    taken: TakenValues = field(default_factory=TakenValues)
-    """What the run takes from the kernel, and what has changed there that it does not take."""
+    parameters: Parameters = field(default_factory=Parameters)
+    """The run's parameters, and what has changed in the kernel that it does not have."""
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that the prelude's cells removed in the kernel, and their values."""
 
@@ -105,7 +102,6 @@ class PreparedNotebook:
 
 def prepare_notebook(
     history: History,
-    changes: Changes,
     cell: str | LaunchCall,
     *,
     notebook: str | None,
@@ -118,11 +114,10 @@ def prepare_notebook(
 ) -> PreparedNotebook:
     """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
 
-    `changes`: what has changed in the kernel. `cell`: the train cell's body, or a call of
+    `cell`: the train cell's body, or a call of
     `tpunb.launch` in the running cell. `notebook`: the path that the user gave. `returned`: values
     that runs returned to the kernel. `replicate`: every rank runs the prelude in any case.
-    `replay`: nothing but `returned` is taken from the kernel. `parameters`: values of a trial,
-    which replace the kernel's.
+    `replay`: nothing but `returned` is taken from the kernel. `parameters`: values of a trial.
     """
     body = None if isinstance(cell, LaunchCall) else cell
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
@@ -132,52 +127,32 @@ def prepare_notebook(
         snapshot = defer_parameters(snapshot)
     if parameters:
         lines = [f"{name} = {value!r}" for name, value in parameters.items()]
-        snapshot = with_parameters(snapshot, "\n".join(lines))
-        user_ns = {**user_ns, **parameters}
+        snapshot = with_trial(snapshot, "\n".join(lines))
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
-    if replay:
-        script, taken, held = convert(snapshot, got, left=left), TakenValues(), None
-    else:
-        held = PlainNames(user_ns)
-        script = convert(snapshot, got, left=left, held=held, parameters=True)
-        running = history.running()
-        cells = [
-            _prelude_cell(
-                snapshot.cells[block.cell], block.number, script.source(block), running, got
-            )
-            for block in script.blocks
-            if block.role == "prelude" and block.cell is not None
-        ]
-        train = [script.source(block) for block in script.blocks if block.role == "train"]
-        names = names_read(ast.parse("\n".join(train)), user_ns)
-        ours = reached_names(snapshot, parameters) if parameters else ()
-        taken = take(changes, cells, [name for name in names if name not in ours], running)
-        script = taken.fill(script)
+    held = () if replay else PlainNames(user_ns)
+    script, current = convert(snapshot, got, left=left, held=held), Parameters()
+    if not replay:
+        others = _others(history, snapshot, script)
+        script, current = with_parameters(script, user_ns, others, history.running())
+        if any(TAGS & set(each.tags) for each in snapshot.cells):  # then these are the parameters
+            current.values = {k: v for k, v in current.values.items() if k not in current.own}
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
-    made = _lint(snapshot, script, replicate=replicate, held=held or (), backend=backend)
-    return replace(made, taken=taken, removed=removed)
+    made = _lint(snapshot, script, replicate=replicate, held=held, backend=backend)
+    return replace(made, parameters=current, removed=removed)
 
 
-def _prelude_cell(
-    cell: Cell,
-    number: int | None,
-    code: str,
-    running: int | None,
-    got: Mapping[int, EarlierValues],
-) -> PreludeCell:
-    """Describe a cell of the prelude, with its code in the script, which may be a part of it."""
-    makes = changed_names(code)
-    runs = got[cell.index].runs if cell.index in got else ()
-    returned = {
-        name: run.folder for run in runs for name in (*run.names, run.out) if name is not None
-    }
-    current = names_of_launches(cell.source)
-    if running is not None and running in cell.executions:
-        current |= makes
-    lacks = changed_names(cell.source) - makes
-    return PreludeCell(cell.source, number, returned, frozenset(current), frozenset(lacks))
+def _others(history: History, snapshot: Snapshot, script: Script) -> list[Execution]:
+    """Return the executions of cells that are not part of the run, and the one that starts it."""
+    run = {block.cell for block in script.blocks}
+    own = {number for cell in snapshot.cells if cell.index in run for number in cell.executions}
+    return [
+        each
+        for each in history.executions()
+        if (each.number not in own or each.number == history.running())
+        and "tpu_train" not in cell_magics(each.source)
+    ]
 
 
 def prepare_file(snapshot: Snapshot, *, replicate: bool, backend: BackendName) -> PreparedNotebook:
@@ -286,7 +261,7 @@ class RunRequest:
         if self.choice is not None:
             yield str(self.choice)
         yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
-        yield from self.notebook.taken.lines()
+        yield from self.notebook.parameters.lines()
         yield from map(str, self.notebook.script.missing_changes)
         if not self.lint_shown:
             yield from self.notebook.lint_notes()
@@ -345,7 +320,7 @@ def make_request(
 
     Raises UsageError for an option that does not fit the notebook, and TpunbError for `--resume`.
     """
-    if refusal := assigned.refusal(notebook.script, options.returns, notebook.taken.names):
+    if refusal := assigned.refusal(notebook.script, options.returns, notebook.parameters.names):
         raise UsageError(f"{options.written('returns')} {refusal}")
     asked, hosts = dict(options.env), max(1, len(target.hosts))
     env, changes = target.environment(asked)
@@ -422,7 +397,7 @@ def describe_plan(request: RunRequest) -> str:
     lines = [
         f"notebook: {snapshot.path or 'no file'} (from {snapshot.origin})",
         *snapshot.notes,
-        *notebook.taken.lines(),
+        *notebook.parameters.lines(),
         *map(str, script.missing_changes),
         f"prelude: {_cell_numbers(script, 'prelude')}; train cell: "
         f"{_cell_numbers(script, 'train')}",
@@ -478,5 +453,6 @@ def _pieces_left_out(script: Script) -> Iterator[str]:
 
 
 def _cell_numbers(script: Script, role: str) -> str:
-    numbers = [f"[{block.number}]" for block in script.blocks if block.role == role]
+    blocks = (block for block in script.blocks if block.role == role)
+    numbers = [f"[{block.number}]" for block in blocks if block.cell is not None]
     return " ".join(numbers) or "none"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpunb.notebook.scopes import FunctionOrClass, scopes_of
-from tpunb.utils.names_read import names_read
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionResult
@@ -81,4 +80,4 @@ def _reads(source: str, name: str) -> bool:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a magic of IPython's
         return False
-    return name in names_read(tree, {})
+    return scopes_of(tree).needs(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tpunb.kernel.marks import mark
 from tpunb.kernel.options import RESULT
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Absent, Cell, EarlierRun, EarlierValues
@@ -82,22 +82,45 @@ class ReturnedRun:
 class Launched:
     """Recognises the result and value that one call of `tpunb.launch` returned to its caller.
 
-    It keeps neither of them alive.
+    It keeps neither of them alive. A value is recognised by the objects in it: what was changed
+    inside a tensor since is not noticed.
     """
 
     def __init__(self, result: RunResult) -> None:
         self.folder = str(result.dir)
         self._result = weakref.ref(result)
-        value = result.returns.get(RESULT)
-        self._mark = mark(value)
+        self._form, objects = _take_apart(result.returns.get(RESULT), DEEPEST)
+        self._objects = [weakref.ref(each) for each in objects]
 
     def expression(self, value: object) -> str | None:
         """Return code that reads the value from the run folder; None if it is another value."""
         if value is self._result():
             return f"{earlier_values.ENDED}.read_run({self.folder!r})"
-        if mark(value) != self._mark or not self._mark.identity:
+        form, objects = _take_apart(value, DEEPEST)
+        known = [ref() for ref in self._objects]
+        if not known or form != self._form or list(map(id, known)) != list(map(id, objects)):
             return None
         return f"{earlier_values.ENDED}.read_run({self.folder!r}, {RESULT!r}).returns[{RESULT!r}]"
+
+
+def _take_apart(value: object, depth: int) -> tuple[object, list[Any]]:
+    """Return the form of a value, which is compared, and the objects in it, such as tensors.
+
+    The form of what can be neither compared nor told apart is unlike every other.
+    """
+    if (text := literal(value)) is not None:
+        return text, []
+    kind = type(value)
+    if kind in (list, tuple, dict) and depth:
+        assert isinstance(value, list | tuple | dict)
+        items = list(value.items()) if isinstance(value, dict) else list(value)
+        parts = [_take_apart(item, depth - 1) for item in items[:MOST_ITEMS]]
+        return (kind, len(items), [form for form, _ in parts]), [x for _, own in parts for x in own]
+    try:
+        weakref.ref(value)
+    except TypeError:
+        return object(), []
+    return kind, [value]
 
 
 class Returned:

@@ -29,7 +29,6 @@ from tpunb.display.run_view import RunView, show_waiting
 from tpunb.kernel import calls, cost, device, panel, rank_names, setup
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
-from tpunb.kernel.changes import Changes
 from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
 from tpunb.kernel.options import (
     AttachOptions,
@@ -115,8 +114,6 @@ class Session:
         self._lint_told: object = None
         self._backend_told: BackendName = "xla"
         self._notes_told: set[str] = set()
-        earlier = [run.source for run in self.history.executions()]
-        self.changes = Changes(shell.user_ns, earlier[:-1])
         device.note_running()
         chips, _ = tpu.count_chips(machine.root_of(os.environ))
         if chips and find_installed().torch_xla and (change := self.choose_device()):
@@ -130,7 +127,6 @@ class Session:
             ("pre_run_cell", self.auto_stop.begin_cell),
             ("pre_run_cell", device.defer_interrupts),
             ("pre_run_cell", self._prepare_device),
-            ("post_run_cell", self._note_changes),
             ("post_run_cell", device.note_cell),
             ("post_run_cell", self.auto_stop.end_cell),
             ("post_run_cell", self._run_ahead),
@@ -146,13 +142,6 @@ class Session:
         self.auto_stop.close()
         self.history.close()
         self.launcher.close()
-
-    def _note_changes(self, result: ExecutionResult | None) -> None:
-        # IPython passes None if its own machinery failed.
-        info = None if result is None else result.info
-        if result is not None and info is not None and info.store_history and not info.silent:
-            number = self.shell.displayhook.prompt_count
-            self.changes.cell_ended(info.raw_cell, number, failed=not result.success)
 
     def _prepare_device(self, info: ExecutionInfo) -> None:
         """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
@@ -173,7 +162,6 @@ class Session:
     def _bind(self, values: Mapping[str, object], run: RunDir) -> None:
         """Assign what a run has brought to the notebook's variables."""
         self.shell.user_ns.update(values)
-        self.changes.returned(values, str(run.path), self.history.running())
 
     # The machine and its environment
 
@@ -478,7 +466,6 @@ class Session:
 
             return pipeline.prepare_notebook(
                 self.history,
-                self.changes,
                 cell,
                 notebook=self.defaults.notebook,
                 user_ns=self.shell.user_ns,
@@ -570,8 +557,7 @@ class Session:
             spec = request.spec(folder.id)
             blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
             spec = replace(spec, blocks=blocks)
-            if request.notebook.taken.parameters:
-                files.write_json(folder.parameters, request.notebook.taken.parameters)
+            files.write_json(folder.parameters, request.notebook.parameters.values)
             if spec.hosts:
                 _keep_notebook(snapshot, folder)  # it is sent to the hosts
             run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))

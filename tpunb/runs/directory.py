@@ -3,7 +3,6 @@
     <runs>/<yyyymmdd-hhmmss>-<name>/
       spec.json  script.py  notebook.json  env.json       what was run
       parameters.json                                     values that it took from the kernel
-      values_read.json                                    plain values that the train cell read
       arguments.pt  arguments.json                        arguments of tpunb.launch
       events.jsonl                                        what happened (tpunb.runs.events)
       run.log                                             all ranks, prefixed, in order of arrival
@@ -83,7 +82,6 @@ class RunDir:
     env = _File("env.json")
     parameters = _File("parameters.json")
     """The values that the run took from the kernel, by name, as JSON."""
-    values_read = _File("values_read.json")
     """The plain values that the train cell read as it began, by name, as JSON."""
     events = _File("events.jsonl")
     metrics = _File("metrics.jsonl")

@@ -14,7 +14,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.utils import records
 from tpunb.utils.secrets import is_secret_name, is_secret_text
 
-_TAGS = ("parameters", "injected-parameters")
+TAGS = frozenset(("parameters", "injected-parameters"))
 """papermill's tags: assignments in cells with the second tag replace those with the first."""
 
 
@@ -40,10 +40,10 @@ def parameters(run: RunDir) -> Mapping[str, Any]:
     """Return the parameters of a run by name: numbers, strings, booleans and None.
 
     They are the literals assigned in cells tagged `parameters` or `injected-parameters`, as for
-    papermill; without such cells, those assigned at the top level of the prelude, and the plain
-    values that the train cell reads. The last assignment above the train cell counts. Values that
-    the run took from the kernel, which may be settings in a container ('config.lr'), and arguments
-    of a function that `tpunb.launch` calls take precedence. Possible secrets are left out.
+    papermill; without such cells, those assigned at the top level of the prelude, also to
+    attributes and items ('config.lr'). The last assignment above the train cell counts. Values that
+    the run has from the kernel, and arguments of a function that `tpunb.launch` calls take
+    precedence. Possible secrets are left out.
     """
     given = records.read_dict(run.parameters) | records.read_dict(run.plain_arguments)
     return {**_of_cells(run), **given}
@@ -56,10 +56,10 @@ def _of_cells(run: RunDir) -> Mapping[str, Any]:
         return {}
     code = [cell for cell in snapshot.cells if cell.kind == "code"]
     above = [cell for cell in code if snapshot.train is None or cell.index < snapshot.train]
-    tagged = [cell for cell in code if set(cell.tags) & set(_TAGS)]
+    tagged = [cell for cell in code if set(cell.tags) & TAGS]
     assigned = _literals(cell.source for cell in above)
     if not tagged:
-        return {**assigned, **records.read_dict(run.values_read)}
+        return assigned
     named = _literals(cell.source for cell in tagged)
     return {name: assigned.get(name, value) for name, value in named.items()}
 

@@ -27,7 +27,7 @@ from tpunb.utils.files import LineBuffer
 MERGED = ("run.log", "events.jsonl", "metrics.jsonl")
 """Files of lines that every host has and that are merged into one. An `Append` to one of them
 holds whole lines only, so that the lines of several hosts can be sorted by `time`."""
-SHARED = ("parameters.json", "values_read.json")
+SHARED = ("parameters.json",)
 """Files that are equal on all hosts."""
 PROFILE = "profile"
 """The folder with the trace of the run, a file for each rank."""

@@ -47,6 +47,41 @@ def literal(value: object) -> str | None:
     return text if len(text) <= LONGEST else None
 
 
+def literal_of(node: ast.expr) -> str | None:
+    """Return what an expression in a cell certainly is, as `literal` does; None if not plain.
+
+    It may be made of literals, arithmetic of numbers, `float("inf")`, `Path("data")`, `torch.int8`.
+    """
+    name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    if name.startswith("torch."):
+        kind = type(loaded("torch", name.removeprefix("torch.")))
+        return f'__import__("torch").{node.attr}' if kind is loaded("torch", "dtype") else None  # type: ignore[attr-defined]
+    try:
+        return literal(_evaluate(node))
+    except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):
+        return None
+
+
+_MAKERS = {"float": float, "Path": pathlib.Path, "pathlib.Path": pathlib.Path}
+_MOST_POWER = 1024
+"""The largest number in a power: a longer result is no setting."""
+
+
+def _evaluate(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        return _MAKERS[ast.unparse(node.func)](ast.literal_eval(node.args[0]))
+    if not isinstance(node, ast.BinOp):
+        return ast.literal_eval(node)
+    left, right = _evaluate(node.left), _evaluate(node.right)
+    if not all(isinstance(each, int | float) for each in (left, right)):
+        raise ValueError
+    if isinstance(node.op, ast.Pow | ast.LShift) and max(abs(left), abs(right)) > _MOST_POWER:
+        raise ValueError
+    numbers = ast.Expression(ast.BinOp(ast.Constant(left), node.op, ast.Constant(right)))
+    code = compile(ast.fix_missing_locations(numbers), "<text>", "eval")
+    return eval(code, {"__builtins__": {}})
+
+
 def shown(text: str, most: int = 60) -> str:
     """Return a literal for display: without `__import__`, and cut to the length of a line."""
     text = text.replace('__import__("', "").replace('").', ".")

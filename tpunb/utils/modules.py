@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 from tpunb.utils.files import PACKAGE_ROOT
@@ -40,35 +42,15 @@ def is_local_file(file: str) -> bool:
     )
 
 
-def is_own_module(name: object) -> bool:
-    """True for the notebook itself and for a module of the user's, which is not installed."""
-    if type(name) is not str:
-        return False
-    module = sys.modules.get(name)
-    file = None if name == "__main__" else getattr(module, "__file__", None)
-    return name == "__main__" or (isinstance(file, str) and is_local_file(file))
-
-
-def own_classes(value: object) -> list[type]:
-    """Return the classes of the user's that a value is an object of."""
-    read = type.__getattribute__
-    return [c for c in read(type(value), "__mro__") if is_own_module(read(c, "__module__"))]
-
-
-def own_attributes(value: object) -> dict[str, Any] | None:
-    """Return an object's `__dict__` without running code of its class; None if it has none."""
+def own_attributes(value: Any) -> Mapping[str, Any]:
+    """Return the `__dict__` of an object, a class or a module without running code of its class."""
+    if issubclass(type(value), type):
+        found: Mapping[str, Any] = type.__getattribute__(value, "__dict__")
+        return found
     for base in type.__getattribute__(type(value), "__mro__"):
         attribute = type.__getattribute__(base, "__dict__").get("__dict__")
         if attribute is not None:
-            if type(attribute) is not type(_GENUINE):
-                return None
-            inner = attribute.__get__(value)
-            return inner if type(inner) is dict else None
-    return None
-
-
-class _Ordinary:
-    pass
-
-
-_GENUINE = _Ordinary.__dict__["__dict__"]
+            genuine = type(attribute) in (GetSetDescriptorType, MemberDescriptorType)
+            inner = attribute.__get__(value) if genuine else None
+            return inner if type(inner) is dict else {}
+    return {}

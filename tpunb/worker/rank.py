@@ -32,7 +32,6 @@ from tpunb.worker import (
     rich_progress,
     script_end,
     stdio,
-    values_read,
 )
 from tpunb.worker.cells import Cells
 from tpunb.worker.rank_marks import RankMark
@@ -162,10 +161,7 @@ def _work(task: Assignment) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if task.replicate:
             _replicate_prelude(task)
-            tell = task.rank == 0 and task.attempt == 0
             task.cells.execute_parameters()
-            if tell:
-                values_read.record_values(task.run, task.cells)
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
         current.backend().start(task.setup)

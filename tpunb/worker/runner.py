@@ -22,7 +22,7 @@ from tpunb.runs.events import Phase
 from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, descriptors, env_vars, files
-from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, stdio, values_read
+from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
 from tpunb.worker.prelude import Prelude, PreludeCopier
@@ -130,7 +130,6 @@ def _ranks(
         for name in spec.restored:
             os.environ.pop(name, None)
         script.execute_parameters()
-        values_read.record_values(run, script)
     handlers = _take_signals()
     runner, state = os.getpid(), random.getstate()
 

@@ -72,7 +72,6 @@ def convert(
     *,
     left: Callable[[str], str | None] = lambda name: None,
     held: Container[str] = (),
-    parameters: bool = False,
     export: Export | None = None,
 ) -> Script:
     """Return the script that `%%tpu_train` runs: the cells above the train cell, then its body.
@@ -88,8 +87,7 @@ def convert(
 
     `left` returns an expression for the kernel's current value of a name that a statement with
     `tpunb.launch` makes or changes. `held` are names that no cell makes and whose plain values the
-    run gets from the kernel; with `parameters`, two empty lines above the train cell are reserved
-    for them (`tpunb.worker.kernel_values`).
+    run gets from the kernel (`tpunb.kernel.parameters`).
 
     The text is `py:percent` and runs without tpunb, as `python script.py` on one core and under
     torchrun on several. With `export`, it is for another machine, on which nothing that the
@@ -107,7 +105,6 @@ def convert(
         got=got,
         left=left,
         held=held,
-        parameters=parameters,
         cells_left_out=[
             names.LeftOutCell(cell.index, snapshot.label(cell), reason, cell.source)
             for cell, reason in snapshot.left_out
@@ -123,7 +120,7 @@ def convert(
     conversion.omissions.sort(key=lambda entry: (entry[0], entry[1].line))
     return Script(
         body,
-        _blocks(body, resources["header"], conversion.cells, parameters=parameters),
+        _blocks(body, resources["header"], conversion.cells),
         tuple(omission for _, omission in conversion.omissions),
         conversion.spmd,
         tuple(conversion.missing_changes),
@@ -202,7 +199,7 @@ def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
     }
 
 
-def _blocks(body: str, head: str, cells: list[Any], *, parameters: bool) -> tuple[Block, ...]:
+def _blocks(body: str, head: str, cells: list[Any]) -> tuple[Block, ...]:
     """Locate each cell in the script, by counting the lines of the template's layout."""
     lines = body.split("\n")
     end = head.count("\n")
@@ -210,9 +207,6 @@ def _blocks(body: str, head: str, cells: list[Any], *, parameters: bool) -> tupl
     end += 1  # the blank line below the header
     for cell in cells:
         source = cell.source.split("\n")
-        if parameters and cell.metadata.role == "train":
-            blocks.append(Block("parameters", end + 1, end + 2))
-            end += 2
         first, last = end + 2, end + 1 + len(source)  # below its title
         if lines[first - 1 : last] != source:
             raise AssertionError(f"the template does not keep the lines of {cell.source!r}")
@@ -241,9 +235,7 @@ class Conversion:
     cells_left_out: list[names.LeftOutCell]
     left: Callable[[str], str | None] = lambda name: None
     held: Container[str] = ()
-    """Names whose plain values the train cell gets from the kernel."""
-    parameters: bool = False
-    """True to reserve lines for them."""
+    """Names whose plain values the run gets from the kernel."""
     cells: list[Any] = field(default_factory=list)
     omissions: list[tuple[int, Omission]] = field(default_factory=list)
     """Each with the index of its cell."""
@@ -335,7 +327,6 @@ def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]
     for step in STEPS:
         step(conversion)
     nb.cells = conversion.cells
-    resources["parameters"] = conversion.parameters
     resources["header"] = conversion.header()
     return nb, resources
 

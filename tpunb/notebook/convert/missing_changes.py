@@ -1,8 +1,8 @@
 """Find changes by left-out cells to names that the run reads: reported, not refused.
 
 The run has such a name with the value that a cell above gave it: a train cell should have returned
-it but did not, or a call of `tpunb.launch` changed it. Other differences from the kernel are found
-when a run begins (`tpunb.kernel.changes`).
+it but did not, or a call of `tpunb.launch` changed it. Changes by other cells are described when
+a run begins (`tpunb.kernel.parameters`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_missing_changes(
 ) -> list[MissingChange]:
     """Return one entry for each name and cell, in the order of the cells.
 
-    The last cell of the run is the train cell, which gets the names in `held` from the kernel.
+    The last cell of the run is the train cell. `held`: names that the run gets from the kernel.
     """
     gaps = [(cell, gone) for cell in left_out if (gone := dict(_gone(cell)))]
     if not gaps or not run.cells:

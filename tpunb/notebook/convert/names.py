@@ -101,8 +101,8 @@ def refuse_missing(
 ) -> None:
     """Raise ConversionError, with cell and line, for the first name that a run cannot have.
 
-    `missing` are names that are defined elsewhere; `held` are names that the last cell gets from
-    the kernel.
+    `missing` are names that are defined elsewhere; `held` are names that the run gets from the
+    kernel.
     """
     words = [set(_WORD.findall(source)) for source in run.sources]
     every = set().union(*words)
@@ -127,8 +127,7 @@ def refuse_missing(
             if isinstance(node, ast.Attribute):
                 reason = _choice(node, chosen)
             elif isinstance(node, ast.Name) and node.id in wanted - known:
-                given = node.id in held and cell is scopes.cells[-1]
-                reason = None if given else _reason(node.id, missing)
+                reason = None if node.id in held else _reason(node.id, missing)
             if reason is not None:
                 line = site.cell.lines[site.line - 1]
                 raise ConversionError(reason, site.cell.number, site.line, line)
