@@ -211,6 +211,14 @@ def test_changes_that_are_no_parameters_are_named_once() -> None:
     )
 
 
+def test_change_beside_a_parameter_of_the_same_object_is_named() -> None:
+    notebook = Notebook(["class CFG:\n    lr, n = 0.1, 2"], "seen = CFG.lr, CFG.n")
+    assert not notebook.run("CFG.lr = 0.3").script()[1].left
+    _, parameters = notebook.run("for CFG.n in (3, 4):\n    pass").script()
+    assert [name for name, _ in parameters.notes] == ["CFG.lr"]
+    assert parameters.left[0].startswith("cell [3] changes `CFG`")
+
+
 def test_change_before_the_cell_ran_again_is_not_named() -> None:
     notebook = Notebook(["import random\ndata = [random]"], "seen = data")
     notebook.others.append(Execution("data = [random, 2]", 0))

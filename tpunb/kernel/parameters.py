@@ -155,7 +155,6 @@ class _ParameterReader:
     ) -> None:
         self._script = script
         self._user_ns = user_ns
-        self._others = others
         self._running = running
         self._blocks = [block for block in script.blocks if block.role in ("prelude", "train")]
         sources = [script.source(block) for block in self._blocks]
@@ -249,12 +248,14 @@ class _ParameterReader:
     def _left(self, taken: set[str]) -> Iterator[str]:
         """Describe changes, by the text of cells beside the run, to what the run reads."""
         prelude = [block.role == "prelude" for block in self._blocks]
-        for other in self._others:
+        for other, stores in self._elsewhere:
             names = []
             for name in sorted(changed_names(other.source)):
                 made = [s.cell.index for s in self._stores if s.key == name]
                 above = max((at for at in made if prelude[at]), default=None)
-                if above is None or any(_is_of(key, name) for key in taken):
+                keys = {s.key for s in stores if _is_of(s.key, name)}
+                all_taken = all(any(_is_of(key, one) for one in taken) for key in keys)
+                if above is None or (keys and all_taken):
                     continue
                 later = (self._blocks[above].number or 0) < (other.number or 0)
                 if later and any(
@@ -283,7 +284,7 @@ class _ParameterReader:
             index = blocks.index(block)
             role: Role = "prelude" if block.role == "prelude" else "parameters"
             blocks[index:] = [
-                Block(role, title + 2, title + 2, number=block.number),
+                Block(role, title + 2, title + 2, number=block.number, values=True),
                 *(replace(b, first=b.first + 3, last=b.last + 3) for b in blocks[index:]),
             ]
         return replace(self._script, text="\n".join(lines), blocks=tuple(blocks))

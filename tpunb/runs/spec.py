@@ -230,7 +230,8 @@ class Block:
     """The duration of the cell's last run in the kernel or, if that is not known, in an earlier
     run; None if neither is known."""
     values: bool = False
-    """True in a prelude for another train cell, of which only the values are read."""
+    """True in a prelude for another train cell, of which only the values are read, and for
+    parameters from the kernel."""
     origin: tuple[str, int] | None = None
     """For a cell that ran in a prelude kept from another run: the path of that run's script, from
     which the cell was compiled, and its first line in it."""

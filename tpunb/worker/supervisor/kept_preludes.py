@@ -48,8 +48,8 @@ class KeptCell:
     """The execution count: it changes when the cell is executed again in the kernel."""
     source: str
     values: bool = False
-    """It is another train cell, of which only the values are read: it is not named as one that
-    runs."""
+    """It is another train cell, of which only the values are read, or assigns parameters: it is
+    not named as one that runs."""
 
     @property
     def name(self) -> str:
