@@ -10,9 +10,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from tests.drivers.kernel import kernel
+from tests.drivers.kernel import kernel, of_interpreter
 
 CELL = '''
 import gc
@@ -422,32 +421,32 @@ def loader(batches):
 STACKS["torchtpu"] = STACKS["torch"].replace('"cpu", "gloo"', '"tpu", "tpu_dist"')
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
-Seen = dict[str, list[Any]]
+Seen = dict[str, dict[str, list[str]]]
+"""By where, a run or %%tpu_debug, and case: what was alive for longer than in Python alone."""
 
 
-def without_tpunb(backend: str, folder: Path) -> Seen:
+def without_tpunb(backend: str, folder: Path, python: Path) -> dict[str, list[list[str]]]:
     """What Python alone sees: without a TPU, the CPU instead of TorchTPU."""
     stack = STACKS["torch" if backend == "torchtpu" else backend]
     script = folder / "alone.py"
     script.write_text(f"{stack}\n{PLAIN}\n{CELL}\nprint(json.dumps(look_at_all(None)))")
     env = {**os.environ, **ALONE, "PJRT_DEVICE": "CPU"}
     made = subprocess.run(
-        [sys.executable, str(script)], env=env, check=True, capture_output=True, text=True
+        [str(python), str(script)], env=env, check=True, capture_output=True, text=True
     )
-    seen: Seen = json.loads(made.stdout.splitlines()[-1])
-    return seen
+    return dict(json.loads(made.stdout.splitlines()[-1]))
 
 
 _REPORTED = ("Sequential", "Linear", "SGD", "Adam", "Parameter")
 
 
-def seen(backend: str, folder: Path) -> dict[str, Seen]:
+def seen(backend: str, folder: Path, python: Path = Path(sys.executable)) -> Seen:
     """What was alive for longer than in Python alone, in a rank of a run and under %%tpu_debug.
 
     %%tpu_debug reports on models and optimizers at its end, so only that counts for them.
     """
-    alone = without_tpunb(backend, folder)
-    with kernel(folder) as made:
+    alone = without_tpunb(backend, folder, python)
+    with kernel(folder, make=of_interpreter(python, folder / "kernels")) as made:
         made.run(f"%load_ext tpunb\n%tpu_setup --cores 2 --backend {backend}").good()
         made.run(f"{STACKS[backend]}\nalone = {alone}").good()
         made.run(CELL).good()

@@ -12,15 +12,15 @@ pytestmark = pytest.mark.usefixtures("lent")
 @pytest.fixture(scope="module", params=["xla", "torch"])
 def seen(
     request: pytest.FixtureRequest, lent: None, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, lifetimes.Seen]:
+) -> lifetimes.Seen:
     return lifetimes.seen(request.param, tmp_path_factory.mktemp("lab"))
 
 
 @pytest.mark.parametrize("case", lifetimes.CASES)
-def test_nothing_lives_longer_in_a_run(seen: dict[str, lifetimes.Seen], case: str) -> None:
+def test_nothing_lives_longer_in_a_run(seen: lifetimes.Seen, case: str) -> None:
     assert seen["run"][case] == []
 
 
 @pytest.mark.parametrize("case", [*lifetimes.CASES, "after the cell"])
-def test_nothing_lives_longer_under_debug(seen: dict[str, lifetimes.Seen], case: str) -> None:
+def test_nothing_lives_longer_under_debug(seen: lifetimes.Seen, case: str) -> None:
     assert seen["debug"][case] == []

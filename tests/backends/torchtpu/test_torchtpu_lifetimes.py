@@ -8,17 +8,15 @@ from tests.drivers import lifetimes
 
 
 @pytest.fixture(scope="module")
-def seen(
-    starts_processes: None, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, lifetimes.Seen]:
+def seen(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> lifetimes.Seen:
     return lifetimes.seen("torchtpu", tmp_path_factory.mktemp("lab"))
 
 
 @pytest.mark.parametrize("case", lifetimes.CASES)
-def test_nothing_lives_longer_in_a_run(seen: dict[str, lifetimes.Seen], case: str) -> None:
+def test_nothing_lives_longer_in_a_run(seen: lifetimes.Seen, case: str) -> None:
     assert seen["run"][case] == []
 
 
 @pytest.mark.parametrize("case", [*lifetimes.CASES, "after the cell"])
-def test_nothing_lives_longer_under_debug(seen: dict[str, lifetimes.Seen], case: str) -> None:
+def test_nothing_lives_longer_under_debug(seen: lifetimes.Seen, case: str) -> None:
     assert seen["debug"][case] == []
