@@ -1,7 +1,7 @@
 """Time of a step of the quickstart in a rank, compared with the same script under torchrun.
 
-Also the cost of tpunb.log and tpunb.track, of the check that a run makes at each step, and of the
-training helpers.
+Also the tensors that are alive at once, and the cost of tpunb.log and tpunb.track, of the check
+that a run makes at each step, and of the training helpers.
 """
 
 from __future__ import annotations
@@ -55,13 +55,33 @@ REPLACED = {
 """,
 }
 END = f"""
+def most_megabytes():
+    import gc
+
+    most, layer = 0, nn.Linear(1024, 1024).to(device)
+    optimizer = torch.optim.SGD(layer.parameters())
+    for x in tpunb.track(map(torch.ones, [(1024, 1024)] * 5), total=5):
+        out = layer(x.to(device))
+        loss = out.mean()
+        loss.backward()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        most = max(most, sum(each.nbytes for each in tensors) / 1e6)
+        optimizer.step()
+        optimizer.zero_grad()
+        tpunb.log(loss=loss)
+        torch_xla.sync()
+        del x, out, loss, tensors
+    return most
+
+times["alive"] = [most_megabytes()]
 if rank == 0:
     for kind, each in times.items():
         print("{WORDS}", kind, statistics.median(each), statistics.fmean(each), flush=True)"""
 
 KINDS = {"logged": "as it is", "bare": "without tpunb.log", "tracked": "with tpunb.track too"}
+ALIVE = {"alive": "MB of tensors at once"}
 Taken = dict[str, tuple[float, float]]
-"""For each of KINDS, median and mean of the steps of one process, in milliseconds."""
+"""For each of KINDS, median and mean of the steps of one process, in milliseconds; and ALIVE."""
 
 
 HELPERS = {
@@ -141,7 +161,7 @@ def _parse_times(text: str) -> Taken:
     """Parse the times that the train cell printed at its end."""
     lines = [line.partition(WORDS)[2].split() for line in text.splitlines() if WORDS in line]
     found = {kind: (float(median), float(mean)) for kind, median, mean in lines}
-    if found.keys() != KINDS.keys():
+    if found.keys() != (KINDS | ALIVE).keys():
         raise AssertionError(f"the train cell did not print its times:\n{text}")
     return found
 
@@ -151,7 +171,7 @@ def _report(
 ) -> str:
     rows = [("ranks", "train cell", "in a run", "torchrun", "ratio", "of means", "goal ≤ 1.02")]
     for size in sizes:
-        for kind, label in KINDS.items():
+        for kind, label in (KINDS | ALIVE).items():
             mine, my_mean = found["run", kind, size]
             theirs, their_mean = found["torchrun", kind, size]
             ratio, of_means = mine.over(theirs), my_mean.over(their_mean)
@@ -177,7 +197,7 @@ def _report(
             )
     return (
         "Step: milliseconds of a step of the quickstart's training, in a rank of a run and in\n"
-        "the same script under torchrun.\n\n"
+        "the same script under torchrun; and what is alive in a function with a loop.\n\n"
         + table(rows)
         + "\n\nThe cost of tpunb.log in every step and of tpunb.track around them, in a run.\n\n"
         + table(watched)

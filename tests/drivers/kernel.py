@@ -399,9 +399,14 @@ def _take(ran: Ran, kind: str, content: dict[str, Any]) -> None:
 
 
 @contextmanager
-def kernel(folder: Path, file: str | None = "digits.ipynb", **env: str) -> Iterator[Kernel]:
+def kernel(
+    folder: Path,
+    file: str | None = "digits.ipynb",
+    make: Callable[[], KernelManager] = KernelManager,
+    **env: str,
+) -> Iterator[Kernel]:
     """A kernel in a folder, with a notebook of this name, or none; it is shut down at the end."""
-    made = Kernel(folder, file=file, env=env)
+    made = Kernel(folder, file=file, env=env, make=make)
     try:
         yield made
     finally:

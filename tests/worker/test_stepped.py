@@ -63,8 +63,8 @@ def loop(
         loss.backward()
         exchange(model)
         optimizer.step()
-        torch_xla.sync()
         after(loss, optimizer, step)
+        torch_xla.sync()
 
 
 def rank_number() -> int:

@@ -7,7 +7,7 @@ that are computed in pieces, with one collective and one optimizer step for each
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,9 @@ class Accumulation:
         self._totals: list[torch.Tensor] = []
         """Sum and count of this rank's losses since the last step."""
         self._zeros: dict[torch.Tensor, torch.Tensor] = {}
-        self._used: set[torch.Tensor] = set()
+        self._used: set[int] = set()
+        """The id() of parameters that have had a gradient. A set of parameters, which have hooks
+        that hold it, would be freed by the garbage collector only."""
 
     def backward(self, losses: torch.Tensor, mask: torch.Tensor | None = None) -> Update | None:
         """Run the backward pass of one piece; after every `every` pieces, step the optimizer.
@@ -157,7 +159,7 @@ class Accumulation:
         if self.every > 1:
             _mark_step(loss)  # the step is a program of its own, so that the piece's stays the same
         for parameter in self._zeros:
-            if parameter not in self._used:
+            if id(parameter) not in self._used:
                 parameter.grad = None  # never used: the optimizer skips it
         norm = mean_step(self.optimizer, count, self.max_norm, loss)
         update = Update(loss * reciprocal_or_zero(count), norm, count.clone())
@@ -183,13 +185,17 @@ class Accumulation:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             else:
-                self._used.add(parameter)
+                self._used.add(id(parameter))
             self._zeros[parameter] = parameter.grad
-            parameter.register_post_accumulate_grad_hook(self._used.add)
+            parameter.register_post_accumulate_grad_hook(_noting(self._used))
         if not self._totals:
             self._totals = [as_scalar(0.0, loss), as_scalar(0.0, loss)]
         if new:
             _mark_step(loss)
+
+
+def _noting(used: set[int]) -> Callable[[torch.Tensor], None]:
+    return lambda parameter: used.add(id(parameter))
 
 
 def _mark_step(tensor: torch.Tensor) -> None:

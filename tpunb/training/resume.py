@@ -188,12 +188,14 @@ class Position:
             for _ in islice(batches, self.batch):
                 pass
             set_host_random_state(now)
-        for batch in batches:
-            self.batch += 1
-            seed, self._seed = self._seed, None
-            set_device_seed(seed)
-            yield batch
+        yield from map(self._begin, batches)  # a variable here would keep the batch alive
         self.epoch, self.batch = self.epoch + 1, 0
+
+    def _begin(self, batch: Any) -> Any:
+        self.batch += 1
+        seed, self._seed = self._seed, None
+        set_device_seed(seed)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that the loop got."""

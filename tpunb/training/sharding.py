@@ -11,7 +11,9 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from functools import partial
+from itertools import count, cycle, islice, starmap
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Literal, get_args
 
@@ -156,17 +158,20 @@ class Shard(ABC):
         """Iterate over the steps of an epoch with the positions of their samples, for `predict`."""
 
     def __iter__(self) -> Iterator[Any]:
+        # Here and in `steps`, a variable of a generator would keep the batch alive.
+        if self.remainder != "pad":
+            return map(attrgetter("batch"), self.steps())
         rank, world = rank_and_world()
         everything = torch.ones(self.batch_size, dtype=torch.bool)
-        for step in self.steps():
-            if self.remainder != "pad":
-                yield step.batch
-                continue
+
+        def with_mask(step: Step) -> tuple[Any, torch.Tensor]:
             first, end = rank_slice(step.count, rank, world)
             mask = everything.clone()  # takes a tenth of the time of making and filling a new mask
             if end - first < self.batch_size:
                 mask[end - first :] = False
-            yield step.batch, mask
+            return step.batch, mask
+
+        return map(with_mask, self.steps())
 
 
 class MapShard(Shard):
@@ -244,8 +249,13 @@ class MapShard(Shard):
             )
         parts = self.partition(world)
         self._batches.chosen = parts, rank
-        for step, batch in enumerate(self._loader):
-            yield Step(batch, parts.count(step), parts.of_step(step))
+        number = count()
+
+        def as_step(batch: Any) -> Step:
+            step = next(number)
+            return Step(batch, parts.count(step), parts.of_step(step))
+
+        yield from map(as_step, self._loader)
         self._completed_epoch = self.epoch
 
 
@@ -274,8 +284,8 @@ class StreamShard(Shard):
         )
         kept = {name: getattr(self._given, name) for name in KEPT}
         kept["persistent_workers"] = False  # each epoch is a new stream
-        for batch, count in DataLoader(stream, batch_size=None, collate_fn=_identity, **kept):
-            yield Step(batch, count, None)
+        batches = DataLoader(stream, batch_size=None, collate_fn=_identity, **kept)
+        return starmap(partial(Step, positions=None), batches)
 
 
 class _RankBatches(BatchSampler):
@@ -493,11 +503,13 @@ class RankStream(IterableDataset[tuple[Any, int]]):
         stream = iter(self._samples)
         head: list[Any] = []  # for 'repeat': the samples of the first step
         while step := list(islice(stream, whole)):
-            head = head or step
             if len(step) < whole and self._remainder == "drop":
                 return
-            if len(step) < whole and self._remainder == "repeat":
+            if self._remainder == "repeat":
+                head = head or step
                 step = step + list(islice(cycle(head), whole - len(step)))
-            first, end = rank_slice(len(step), self._rank, self._world)
-            padding = [step[0]] * (self._batch_size - (end - first))
-            yield self._collate(step[first:end] + padding), len(step)
+            size = len(step)
+            first, end = rank_slice(size, self._rank, self._world)
+            chosen = [step[first:end] + step[:1] * (self._batch_size - (end - first))]
+            del step  # no sample is kept alive until the next step
+            yield self._collate(chosen.pop()), size

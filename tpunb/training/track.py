@@ -59,17 +59,21 @@ class _Loops:
         depth, done = len(self._bars), 0
         self._bars.append(Bar(name, done, total))
         # Only the outermost loop is written at its start and end: inner loops may be short.
-        first = outermost = depth == 0
+        outermost = depth == 0
+
+        def begin(item: T) -> T:
+            nonlocal done
+            heartbeat.note_activity()
+            if len(self._bars) == depth + 1:
+                self._samples += _rows(item)
+            self._bars[depth] = Bar(name, done, total)
+            self._report(now=outermost and not done)
+            done += 1
+            return item
+
         try:
-            for item in iterable:
-                heartbeat.note_activity()
-                if len(self._bars) == depth + 1:
-                    self._samples += _rows(item)
-                self._report(now=first)
-                first = False
-                yield item
-                done += 1
-                self._bars[depth] = Bar(name, done, total)
+            yield from map(begin, iterable)  # a variable of this function would keep the item alive
+            self._bars[depth] = Bar(name, done, total)
             self._report(now=outermost)
         finally:
             del self._bars[depth:]

@@ -25,6 +25,7 @@ from tpunb.backends.xla.counters import describe_slow_operation
 from tpunb.backends.xla.runtime import watch_steps
 from tpunb.runs.cell_lines import CellLines
 from tpunb.utils.files import append_text
+from tpunb.utils.frames import is_function, locals_of
 
 WARM = 3
 """First steps of a loop, in which programs are new: the optimizer makes its state, sums begin."""
@@ -37,6 +38,8 @@ _WIDE = 16
 _WAYS = 3
 """Kinds of steps that a loop may have. If there are more, as when threads move batches to the
 device, the number of tensors shows nothing."""
+_LONGEST = 200
+"""Characters of a string that may be a constant of the program, at most."""
 _PLAIN = (int, bool, str, float)
 _BODIES = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -230,12 +233,12 @@ class LoopState:
         """The values in the loop's frame, at the end of a step."""
         named = Values()
         shapes, numbers, harmless = named.shapes, named.numbers, self._harmless
-        values = frame.f_locals
+        values = locals_of(frame)
         for name in names:
             value: Any = values.get(name)
             kind = type(value)
             if kind in _PLAIN:
-                if name not in harmless:
+                if name not in harmless and (kind is not str or len(value) <= _LONGEST):
                     numbers[name] = value
             elif isinstance(value, torch.Tensor):
                 shapes[name] = (tuple(value.shape), value.dtype)
@@ -282,8 +285,7 @@ class LoopState:
 def names_of(frame: FrameType) -> tuple[str, ...]:
     """The variables that the frame's code names."""
     code: CodeType = frame.f_code
-    at_top = frame.f_locals is frame.f_globals
-    return tuple(code.co_names if at_top else (*code.co_varnames, *code.co_cellvars))
+    return (*code.co_varnames, *code.co_cellvars) if is_function(frame) else code.co_names
 
 
 def body_around(line: int, script: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from tpunb.utils.frames import locals_of
 from tpunb.worker import stdio
 
 
@@ -37,7 +38,7 @@ def interrupting_signal(error: BaseException) -> str:
         frame = tb.tb_frame
         number = handlers.get(frame.f_code)
         if number not in (None, signal.SIGINT):
-            values = list(frame.f_locals.values())
+            values = list(locals_of(frame).values())
             values += [each for value in values if isinstance(value, tuple) for each in value]
             if any(value is frame.f_back for value in values):
                 return signal.Signals(number).name

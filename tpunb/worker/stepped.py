@@ -1,22 +1,22 @@
 """Notes which parameters the optimizers of this rank step, and samples them at its end.
 
 The ranks' samples show whether all have trained one model (tpunb.runs.models). In a step this
-counts only, which takes some microseconds. Values are read once, at the end of the train cell: from
-parameters that are small enough to be copied whole, so that nothing is compiled for it.
+counts only, which takes some microseconds. Values are read at the end of the train cell, or before
+when the model ends: from parameters that are small enough to be copied whole, so that nothing is
+compiled for it. No parameter is kept alive.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -25,9 +25,10 @@ from tpunb.backends.rehearsal.call import CodeLine, RankCall, running_line, user
 from tpunb.backends.rehearsal.stats import collective_stats
 from tpunb.backends.xla import tensors
 from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
+from tpunb.utils.frames import locals_of
 
 MOST_MODELS = 4
-"""Models that are compared: the ones that began last. Their samples stay alive to the end."""
+"""Models that are compared: the ones that began last."""
 MOST_PARAMETERS = 64
 """Parameters of each model that are compared, evenly spaced."""
 LARGEST = 1 << 16
@@ -79,18 +80,15 @@ class SteppedModels:
             return None
         model = _Model(optimizer, parameters)
         # An optimizer that was made again, for the next round, replaces the one before.
-        kept = [each for each in self._models if each.first is not model.first]
+        kept = [each for each in self._models if each.first() is not parameters[0]]
         self._models = [*kept, model][-MOST_MODELS:]
         return model
 
     def save(self, path: Path) -> None:
         """Write the models of this rank, after the device's pending work has finished."""
-        try:
-            found = [model.sampled() for model in self._models]
-        except RuntimeError:  # a buffer was deleted or given away: it can no longer be compared
-            return
+        found = [model.sampled() for model in self._models]
         with contextlib.suppress(OSError):  # a full disk: the result reports it
-            write_models(path, found)
+            write_models(path, [model for model in found if model is not None])
 
 
 stepped_models = SteppedModels()
@@ -105,15 +103,19 @@ class _Model:
         self._place = str(running_line() or "")
         self._shapes = {tuple(each.shape) for each in parameters}
         self._size = sum(each.numel() for each in parameters)
-        self.first = parameters[0]
-        names = _names(parameters)
+        self.first = ref(parameters[0])
+        names, modules = _names(parameters)
         small = [each for each in parameters if each.numel() <= LARGEST]
         small = small or [min(parameters, key=torch.Tensor.numel)]
         numbers = {id(each): number for number, each in enumerate(parameters, 1)}
         self._samples = {
-            names.get(id(each), f"parameter {numbers[id(each)]} of {self._optimizer}"): each
+            names.get(id(each), f"parameter {numbers[id(each)]} of {self._optimizer}"): ref(each)
             for each in small[:: math.ceil(len(small) / MOST_PARAMETERS)]
         }
+        self._last: SteppedModel | None = None
+        # Python calls back before it frees what the owner has, so its parameters can still be read;
+        # but not if the owner is in a cycle.
+        self._owners = [ref(owner, self._owner_ends) for owner in (optimizer, *modules)]
         self._steps = 0
         self._rates = [0.0] * len(optimizer.param_groups)
         self._sizes: dict[bytes, tuple[int, bool]] = {}
@@ -170,13 +172,30 @@ class _Model:
         """The relative difference to which rounding may add up, like a random walk."""
         return min(max(1e-5, 4 * torch.finfo(dtype).eps * math.sqrt(self._steps)), 0.02)
 
-    def sampled(self) -> SteppedModel:
+    def _owner_ends(self, _: object) -> None:
+        """Sample the parameters, which may end with their owner."""
+        kept = [parameter() for parameter in self._samples.values()]
+        alive = [each for each in kept if each is not None]
+        if len(alive) == len(kept):
+            self._last = self._sampled(alive) if tensors.are_computed(alive) else None
+
+    def sampled(self) -> SteppedModel | None:
+        """The newest samples; None if there are none."""
+        self._owner_ends(None)
+        return self._last
+
+    def _sampled(self, kept: Sequence[torch.Tensor]) -> SteppedModel | None:
         """The samples. Copies the parameters to the CPU, in one transfer."""
-        kept = list(self._samples.values())
         gradients = [None if _is_sparse(each.grad) else each.grad for each in kept]
-        copy = tensors.CpuCopies([*kept, *(each for each in gradients if each is not None)])
+        given = [each for each in gradients if each is not None]
+        if not tensors.are_computed(given):
+            gradients, given = [None] * len(kept), []
+        try:
+            copy = tensors.CpuCopies([*kept, *given])
+        except RuntimeError:  # a buffer was deleted or given away: it can no longer be compared
+            return None
         parameters = []
-        for (name, each), gradient in zip(self._samples.items(), gradients, strict=True):
+        for name, each, gradient in zip(self._samples, kept, gradients, strict=True):
             slope = () if gradient is None else _sample(copy(gradient))
             parameters.append(
                 SteppedParameter(
@@ -218,33 +237,34 @@ def _sample(tensor: torch.Tensor) -> Numbers:
     return tuple(each if math.isfinite(each) else None for each in numbers)
 
 
-def _names(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
-    """Names of parameters, by id, from the modules that the user's running code names."""
+def _names(
+    parameters: Sequence[torch.Tensor],
+) -> tuple[dict[int, str], Iterable[torch.nn.Module]]:
+    """Names of parameters, by id, from the modules that the user's running code names; those."""
     wanted = set(map(id, parameters))
     names: dict[int, str] = {}
+    modules = {}
     for name, module in _modules():
-        if not wanted:
-            break
         for inner, parameter in module.named_parameters():
             if id(parameter) in wanted:
-                wanted.discard(id(parameter))
-                names[id(parameter)] = f"{name}.{inner}"
-    return names
+                modules[id(module)] = module
+                names.setdefault(id(parameter), f"{name}.{inner}")
+    return names, modules.values()
 
 
 def _modules() -> Iterator[tuple[str, torch.nn.Module]]:
     frames = users_frames()
-    scopes = [frame.f_locals for frame in frames] + [frame.f_globals for frame in frames[-1:]]
-    for name, value in itertools.chain.from_iterable(dict(scope).items() for scope in scopes):
-        if isinstance(value, torch.nn.Module) and not name.startswith("_"):
-            yield name, value
+    for scope in (*map(locals_of, frames), *(frame.f_globals for frame in frames[-1:])):
+        for name, value in [*scope.items()]:
+            if isinstance(value, torch.nn.Module) and not name.startswith("_"):
+                yield name, value
 
 
 def _steps_shards(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> bool:
     """True within the step of another optimizer with other parameters: ZeRO's steps its shards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        outer: Any = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        outer: Any = locals_of(frame).get("self") if frame.f_code.co_name == "step" else None
         if isinstance(outer, Optimizer) and outer is not optimizer:
             own = {id(each) for group in outer.param_groups for each in group["params"]}
             return not any(id(each) in own for each in parameters)

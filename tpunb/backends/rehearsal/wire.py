@@ -151,7 +151,10 @@ class Wire:
                 with self._connections.limited(timeout):
                     sizes = self._agree(call, members, payload)
                 met = time.perf_counter()
-                yield sizes
+                try:
+                    yield sizes
+                finally:
+                    self._sent = None  # it may be a gradient, which the user's loop replaces
                 size = size_of(call.tensors) if call.tensors else _size(payload)
                 collective_stats.add(call.operation, size, met - begun, time.perf_counter() - met)
             for watcher in collective_stats.watchers:

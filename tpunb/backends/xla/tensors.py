@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tpunb.backends.xla import runtime, spmd
@@ -48,6 +49,13 @@ def is_shard(parameter: Any) -> bool:
     torch = sys.modules["torch"]
     plain = type(parameter) in (torch.Tensor, torch.nn.Parameter)
     return not plain or hasattr(parameter, SHARDED)
+
+
+def are_computed(tensors: Sequence[Any]) -> bool:
+    """True if the values of all these tensors can be read without running a program."""
+    xla = runtime.running_module()
+    lazy = [each for each in tensors if each.device.type == "xla"]
+    return not lazy or not any(xla._XLAC._check_tensor_need_materialization(lazy))
 
 
 def snapshot(tensor: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 from tpunb.backends.torch.inside import FakeTensor, FunctionalTensor, functorch
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.recorder import Recorder
+from tpunb.utils.frames import is_function, locals_of
 
 _FIRST = 3
 """Number of first steps of an optimizer that are all inspected; then the 4th, 8th, 16th, …"""
@@ -159,8 +160,8 @@ def _models(
     spaces: list[Mapping[str, Any]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename in files and frame.f_locals is not frame.f_globals:
-            spaces.append(frame.f_locals)
+        if frame.f_code.co_filename in files and is_function(frame):
+            spaces.append(locals_of(frame))
         frame = frame.f_back
     models: dict[str, torch.nn.Module] = {}
     for space in [*spaces, namespace]:

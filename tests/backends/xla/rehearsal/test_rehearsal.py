@@ -386,6 +386,25 @@ def test_a_child_of_a_rank_cannot_take_part(ranks: Ranks) -> None:
         assert message.startswith(f"rendezvous was called in a child process of rank {rank}")
 
 
+def gathered_and_deleted() -> bool:
+    rehearse()
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from tpunb.backends.rehearsal.call import RankCall
+
+    wire, call = xm.xla_rendezvous.__self__.peers.wire, RankCall("all_gather")
+    value = torch.ones(8)
+    storage = StorageWeakRef(value.untyped_storage())
+    with wire.exchange(call, [0, 1], value):
+        wire.all_gather(value, [0, 1], call)
+    del value
+    return storage.expired()
+
+
+def test_what_a_collective_has_sent_is_free_when_it_is_done(ranks: Ranks) -> None:
+    assert ranks.values(gathered_and_deleted, 2) == [True, True]
+
+
 def quiet() -> None:
     rehearse()
     os.write(1, b"before\n")

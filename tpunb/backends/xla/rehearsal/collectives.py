@@ -29,6 +29,7 @@ from tpunb.backends.xla.rehearsal.peers import (
     increment_counter,
 )
 from tpunb.backends.xla.rehearsal.tensors import on_device, overwrite, read_values
+from tpunb.utils.frames import locals_of
 
 Token = Any
 """Keeps torch_xla's collectives in order within a program. A rehearsal only passes it on."""
@@ -104,7 +105,7 @@ def _broadcast_text() -> str:
     frame = sys._getframe(2)  # below xm.all_reduce, in the wrapper of the replaced function
     for outer in (frame, frame.f_back, frame.f_back and frame.f_back.f_back):
         if outer is not None and outer.f_code is xm.collective_broadcast.__code__:
-            return f"broadcast from rank {outer.f_locals['root_ordinal']}"
+            return f"broadcast from rank {locals_of(outer)['root_ordinal']}"
     return ""
 
 

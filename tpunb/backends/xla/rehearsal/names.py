@@ -9,6 +9,7 @@ import torch
 import torch_xla
 
 from tpunb.backends.rehearsal.call import users_frames
+from tpunb.utils.frames import locals_of
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _MOST_ITEMS = 64
@@ -68,7 +69,7 @@ class TensorNames:
 def _scopes() -> Iterator[Mapping[str, object]]:
     frames = users_frames()
     for frame in frames:
-        yield {name: each for name, each in frame.f_locals.items() if not name.startswith("_")}
+        yield {name: each for name, each in locals_of(frame).items() if not name.startswith("_")}
     if frames:
         yield {
             name: each for name, each in frames[-1].f_globals.items() if not name.startswith("_")
