@@ -38,7 +38,7 @@ class IncludedFiles:
         Raises ConversionError, with the cell and the line of `%run`, if a file is missing or
         cannot be run.
         """
-        self.helpers |= {name for name in (magics.TIMEIT, magics.OUTPUT) if f"{name}(" in source}
+        self.helpers |= {name for name in (magics.TIMEIT,) if f"{name}(" in source}
         if "_tpunb_run_" not in source:
             return source
         lines = source.split("\n")
