@@ -18,8 +18,13 @@ from tpunb.errors import ConversionError
 from tpunb.notebook.convert.convert import convert
 from tpunb.runs.directory import list_runs
 
+OTHER = """\
+!touch included-{rank}
+"""
 PRELUDE = """\
 import os, tpunb
+rank = -1
+%run other.ipy
 !mkdir -p out; echo cell >> calls.txt
 
 def keep(name):
@@ -47,6 +52,7 @@ for name in ["nothing", "out"]:
 !touch here
 %pwd
 get_ipython().run_cell_magic("bash", "", "echo bash $RANK")
+%run other.ipy
 %time total = sum([1, 2])
 %matplotlib inline
 """
@@ -54,6 +60,7 @@ get_ipython().run_cell_magic("bash", "", "echo bash $RANK")
 
 @pytest.fixture(params=["xla", "torch"])
 def nb(request: pytest.FixtureRequest, starts_processes: None, tmp_path: Path) -> Iterator[Kernel]:
+    (tmp_path / "other.ipy").write_text(OTHER)
     with kernel(tmp_path) as made:
         backend = f"--backend {request.param}"
         made.run(f"%load_ext tpunb\n%tpu_setup --cores 2 {backend}", "load").good()
@@ -70,6 +77,7 @@ def check(book: Path, shown: str, *, runs: int = 1, ranks: int = 2) -> None:
             assert re.search(rf"^(\[(0-1|{rank})\] )?{re.escape(line)}$", shown, re.M), line
         assert (book / f"by-{rank}").exists()
         assert (folder / "here").exists()
+        assert (folder / f"included-{rank}").exists()
     assert "%time: " in shown
     assert (book / "only-first").exists()
     # What stands above has run in the notebook, and does not run again.
@@ -89,6 +97,7 @@ def test_lines_of_a_train_cell_and_of_its_functions_run_in_each_rank(nb: Kernel)
 @pytest.mark.parametrize("option", ["--setup", "--no-setup"])
 def test_the_exported_script_does_the_same(tmp_path: Path, ranks: int, option: str) -> None:
     cells = [v4.new_code_cell(source) for source in (PRELUDE, f"%%tpu_train\n{TRAIN}")]
+    (tmp_path / "other.ipy").write_text(OTHER)
     nbformat.write(v4.new_notebook(cells=cells), tmp_path / "nb.ipynb")
 
     def run(*command: str) -> str:

@@ -418,9 +418,12 @@ def replace_special_syntax(conversion: Conversion) -> None:
         number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
         if (got is not None and got.runs) or earlier_values.HELPER in conversion.files.helpers:
             cell.source = earlier_values.put_for_attach(cell.source, got)
-        train = cell.metadata.role == "train" or "tpu_train" in cell_magics(cell.source)
+        cell.metadata.trains = cell.metadata.role == "train" or "tpu_train" in cell_magics(
+            cell.source
+        )
+        setup, train = conversion.files.setup, cell.metadata.trains
         try:
-            plain = plain_python(cell.source, conversion.files.setup, train, conversion.export)
+            plain = plain_python(cell.source, setup, train, conversion.export)
         except NotPythonError as error:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
@@ -437,9 +440,9 @@ def begin_training(conversion: Conversion) -> None:
     if not any(map(_has_lines, conversion.sources)):
         return
     for cell in conversion.code:
-        in_place = earlier_values.is_train_cell(cell.source)
-        if not in_place and cell.metadata.role != "train":
+        if not cell.metadata.trains:
             continue
+        in_place = earlier_values.is_train_cell(cell.source)
         lines = cell.source.split("\n")
         at = next(
             index
@@ -478,7 +481,7 @@ def include_files(conversion: Conversion) -> None:
     """Include the notebooks that `%run` runs."""
     files = conversion.files
     for cell in conversion.code:
-        cell.source = files.include(cell.source, cell.metadata.number)
+        cell.source = files.include(cell.source, cell.metadata.number, cell.metadata.trains)
         conversion.omissions += [(cell.metadata.index, omission) for omission in files.omissions]
         files.omissions.clear()
 

@@ -116,7 +116,7 @@ def _tpunb_setup_line() -> str:
     while frame.f_code.co_name.startswith(("_tpunb_setup_", "<lambda>")) and frame.f_back:
         frame = frame.f_back
     path, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(path, line).partition("; _tpunb_prepare(")[0].strip()
+    text = linecache.getline(path, line).partition("; _tpunb_")[0].strip()
     return f"{_tpunb_os.path.basename(path)}, line {line}" + (f": {text}" if text else "")
 
 
