@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,6 +45,7 @@ from tpunb.runs.parameters import TAGS
 from tpunb.runs.spec import BackendName, RunSpec
 from tpunb.utils import cpus, env_vars, records
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.modules import import_path
 
 if TYPE_CHECKING:
     from tpunb.places.target import Target
@@ -270,7 +270,7 @@ class RunRequest:
     def spec(self, run_id: str) -> RunSpec:
         """Return the content of `spec.json` in the run folder."""
         options, target = self.options, self.target
-        cwd, path = target.paths(_import_path())
+        cwd, path = target.paths(import_path())
         return RunSpec(
             id=run_id,
             name=self.name,
@@ -296,13 +296,6 @@ class RunRequest:
             hosts=target.hosts,
             place=target.place_name,
         )
-
-
-def _import_path() -> tuple[str, ...]:
-    """Return `sys.path` without the temporary folder that torch.distributed adds for its code."""
-    module = sys.modules.get("torch.distributed.nn.jit.instantiator")
-    own = getattr(module, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
-    return tuple(entry for entry in sys.path if entry != own)
 
 
 def make_request(

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,6 +30,7 @@ from tpunb.runs.protocol import (
 from tpunb.runs.spec import Stop, StopCause
 from tpunb.utils import cpus, env_vars, interrupts, processes, records
 from tpunb.utils.files import write_json
+from tpunb.utils.modules import import_path
 
 _SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
 _ROUNDS = 50
@@ -68,7 +68,7 @@ class SupervisorProcess:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the supervisor)
         self._connect(_popen(subprocess.PIPE, subprocess.PIPE, self._stderr))
         marked = {**env, **dict(mark.split("=", 1) for mark in self._marks)}
-        self._send(Preload(marked, list(sys.path), sorted(cpus.allowed_cpus())))
+        self._send(Preload(marked, import_path(), sorted(cpus.allowed_cpus())))
 
     def _connect(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -263,7 +263,7 @@ class LentSupervisor:
         os.close(orders)
         os.close(reports)
         marked = {**env, env_vars.SUPERVISOR: f"{self._process.pid}-{time.time_ns()}"}
-        preload = Preload(marked, list(sys.path), sorted(cpus.allowed_cpus()))
+        preload = Preload(marked, import_path(), sorted(cpus.allowed_cpus()))
         os.write(self._orders, protocol.encode_message(preload))
         write_json(self.folder / _ABOUT, {"pid": self._process.pid, "fingerprint": fingerprint})
 

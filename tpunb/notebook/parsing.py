@@ -48,7 +48,7 @@ def _parse_cell(cell: Cell, number: int, part: Part, runs: bool) -> ParsedCell:
     parsed = ParsedCell(cell.index, ast.Module([], []), number, part, runs, lines)
     try:
         # The body of a %%tpu_debug cell is ordinary code too, though never part of a script.
-        plain = plain_python(DEBUG.sub("%%tpu_train", source, count=1))
+        plain = plain_python(DEBUG.sub("%%tpu_train", source, count=1), train=part == "train")
     except NotPythonError as error:
         parsed.problem = Problem(error.line, error.reason, kernel_runs_it=True)
         return parsed

@@ -1,10 +1,11 @@
-"""Look up names of libraries that may be loaded, without importing them."""
+"""Names of libraries that may be loaded, without importing them, and where modules are found."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -29,6 +30,47 @@ def is_a(value: object, module: str, *names: str) -> bool:
     """True if a value is an instance of a class of a module; False if that is not loaded."""
     kinds = [kind for name in names if (kind := loaded(module, name)) is not None]
     return isinstance(value, tuple(kinds))
+
+
+def import_path() -> list[str]:
+    """Return the `sys.path` with which another process imports what this one does.
+
+    A relative entry means the folder that it led to when it was first searched; '' remains the
+    working directory. Last are folders of imported modules that are no entries: they were the
+    working directory at the time.
+    """
+    of_torch = loaded(
+        "torch.distributed.nn.jit.instantiator", "INSTANTIATED_TEMPLATE_DIR_PATH"
+    )  # a temporary folder for generated code
+    path: dict[str, None] = {}
+    entries: list[object] = [*sys.path]
+    for entry in entries:
+        if isinstance(entry, str) and entry != of_torch:  # imports ignore Path objects, too
+            searched = getattr(sys.path_importer_cache.get(entry), "path", entry)
+            # Not normalized: a link before ".." leads elsewhere.
+            path[os.path.join(os.getcwd(), searched) if entry else ""] = None
+    known = {entry.rstrip(os.sep) for entry in path} | {os.getcwd()}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        tail = f"{os.sep}{name.replace('.', os.sep)}"
+        if not isinstance(file, str) or name.startswith("__"):
+            continue
+        stem = os.path.splitext(file)[0].removesuffix(f"{os.sep}__init__")
+        folder = stem.removesuffix(tail)
+        if stem.endswith(tail) and folder not in known and is_local_file(file):
+            path[folder] = None
+    return list(path)
+
+
+def use_import_path(entries: Sequence[str]) -> None:
+    """Let this process, which had another working directory, import from these folders."""
+    from multiprocessing import process
+
+    own = [] if PACKAGE_ROOT in entries else [PACKAGE_ROOT]
+    sys.path[:] = [*entries, *own]
+    importlib.invalidate_caches()
+    # What '' means in the processes that it spawns.
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
 
 
 @cache

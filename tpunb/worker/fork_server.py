@@ -13,6 +13,7 @@ import importlib
 import os
 import signal
 import sys
+import sysconfig
 import tempfile
 from socket import socket
 
@@ -26,7 +27,7 @@ from tpunb.runs.protocol import (
     OrderChannel,
     RunnerForked,
 )
-from tpunb.utils import processes
+from tpunb.utils import modules, processes
 from tpunb.utils.errors import TpunbError
 
 _LONGEST = 2000
@@ -48,7 +49,9 @@ def main() -> None:
     received = orders.receive()
     if received is None or not isinstance(received[0], ImportLibraries):
         return
-    sys.path[1:] = received[0].sys_path  # the first entry is the folder of tpunb itself
+    # The kernel has loaded the standard library before its cells could put a folder in front of it.
+    standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib") + "/lib-dynload"]
+    modules.use_import_path([*standard, *received[0].sys_path])
     tempfile.tempdir = received[0].tmp
     before = dict(os.environ)
     try:

@@ -109,11 +109,12 @@ class Prelude:
         Each with the time of its last change in nanoseconds, and its size.
         """
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
+            loader = getattr(module, "__loader__", None)
+            file = getattr(loader, "archive", None) or getattr(module, "__file__", None)
             if name in self._modules or not isinstance(file, str) or not is_local_file(file):
                 continue
             if file not in self._files:  # a later version is not the one that was imported
-                with contextlib.suppress(OSError):  # in a zip file, or deleted
+                with contextlib.suppress(OSError):  # deleted
                     status = os.stat(file)
                     self._files[file] = [status.st_mtime_ns, status.st_size]
         return dict(self._files)

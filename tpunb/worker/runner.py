@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import random
 import signal
-import sys
 import warnings
 from typing import NoReturn
 
@@ -21,7 +21,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
-from tpunb.utils import cpus, descriptors, env_vars, files
+from tpunb.utils import cpus, descriptors, env_vars, files, modules
 from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
@@ -87,7 +87,7 @@ def _run(
         if env.get("OMP_NUM_THREADS", "").isdigit():  # not read by libraries loaded before
             fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
         os.chdir(spec.cwd)
-        sys.path[1:] = [entry for entry in spec.sys_path if entry != sys.path[0]]
+        modules.use_import_path(spec.sys_path)
         figures.follow_figures()
         prelude = Prelude(run, spec)
     else:  # changes made by the cells stay, except to the variables that each run has for itself
@@ -95,6 +95,7 @@ def _run(
             os.environ.pop(name, None)
         own = {str(name): env[name] for name in env_vars.PER_RUN if name in env}
         os.environ.update({**own, env_vars.RUN: str(run.path)})
+        importlib.invalidate_caches()  # folders of modules may have been made since
         prelude.switch_to_run(run, spec)
     if order.ahead:
         cpus.lower_priority()

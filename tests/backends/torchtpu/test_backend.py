@@ -130,6 +130,27 @@ def test_what_setup_preloads_serves_the_first_run(tmp_path: Path) -> None:
         assert set(before) <= set(made.processes())
 
 
+@pytest.mark.usefixtures("starts_processes")
+def test_lines_and_relative_imports_on_torchtpu(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "inner.py").write_text("VALUE = 'src'\n")
+    with kernel(tmp_path) as made:
+        made.run("import sys\nsys.path.append('src')", "path").good()
+        made.run("%load_ext tpunb\n%tpu_setup --cores 2 --backend torchtpu", "load").good()
+        lines = "def keep(rank):\n    !touch of-{rank}\n    return _exit_code\n"
+        made.run(f"{PRELUDE}\nimport os\n{lines}", "prelude").good()
+        train_lines = (
+            'rank = int(os.environ["RANK"])\nimport inner\nx = torch.ones(1, device="tpu")\n'
+            "!echo {inner.VALUE} {x.device.type}; exit {rank}\n"
+            "%cd -q src\nprint(_exit_code, keep(rank))"
+        )
+        ran = made.run(f"%%tpu_train\n{train_lines}", "train").good()
+        assert ran.stdout.count("src tpu") >= 1
+        for rank in range(2):
+            assert f"[{rank}] {rank} 0\n" in ran.stdout
+            assert (tmp_path / "src" / f"of-{rank}").exists()
+
+
 def test_torch_xla_is_missed_where_the_code_needs_it(nb: Kernel) -> None:
     ran = train(nb, "import torch_xla\nprint(torch_xla.device())")
     assert ran.red_line.startswith(

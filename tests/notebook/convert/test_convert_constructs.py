@@ -110,10 +110,9 @@ CASES = [
     ),
     Case(
         "in a function",
-        "def f():\n    'doc'\n    !false\n\ndef g():\n    !false\n",
-        "print(f(), g())",
-        "None None",
-        ("!false", "!false"),
+        "def f():\n    'doc'\n    !echo {x}; false\n    return _exit_code\nx = 7",
+        "print(f(), _exit_code)",
+        "7\n1 1",
     ),
     Case("in a try", "try:\n    %time x = 1\nfinally:\n    !false", "print(x)", "1", ("!false",)),
     Case("automagic", "# needed\npip install x -q", "", "", ("%pip install x -q",)),
@@ -167,10 +166,10 @@ CASES = [
     Case("get_ipython", "x = 'google.colab' in str(get_ipython())", "print(x)", "False"),
     Case(
         "get_ipython in a function",
-        "def f():\n    get_ipython().system('false')\n    return 1",
-        "print(f())",
-        "1",
-        ("get_ipython().system('false')",),
+        "def f(x):\n    get_ipython().system('false')\n"
+        "    ip = get_ipython()\n    return ip.getoutput('echo ' + x) + [_exit_code]",
+        "print(f('1'))",
+        "['1', 1]",
     ),
     Case(
         "get_ipython().run_line_magic",

@@ -79,6 +79,13 @@ class EditedCell:
     lost: list[LostName] = field(default_factory=list)
     setup: bool = False
     """True to convert setup lines to Python (`setup_lines`), False to leave them out."""
+    train: bool = False
+    """True for a train cell, whose lines run in each rank."""
+    hide: bool = False
+    """True to replace secrets by environment variables."""
+    converted: list[tuple[Special, list[str], LeftOut | str]] = field(default_factory=list)
+    """Lines that have become Python in case they are in a function, with their text, and why they
+    are left out elsewhere, or their code there."""
     secrets: list[HiddenSecret] = field(default_factory=list)
     timed: tuple[int, str] | None = None
     """Line (from 0) and setup code of `%%timeit`."""
@@ -123,6 +130,11 @@ class EditedCell:
         self.lines[first] = line
         self._comment_out(first + 1, first + count)
 
+    def only_in_functions(self, special: Special, outside: LeftOut | str) -> None:
+        """Record lines that become other code, or are left out, outside functions."""
+        text = self.lines[special.line : special.line + special.count]
+        self.converted.append((special, text, outside))
+
     def lose(self, line: int, maker: str, names: Iterable[str]) -> None:
         """Record names that a line (from 1) no longer defines."""
         self.lost += [LostName(line, name, maker.strip()) for name in names]
@@ -165,15 +177,18 @@ class PlainCell:
 
 
 @lru_cache(maxsize=4096)
-def plain_python(source: str, setup: bool = False) -> PlainCell:
+def plain_python(
+    source: str, setup: bool = False, train: bool = False, hide: bool = False
+) -> PlainCell:
     """Replace IPython's special syntax in a code cell; the last few thousand results are cached.
 
     Cell magics that only measure or capture are unwrapped; magics and shell lines without use in
-    a script are left out. With `setup`, lines that prepare the machine become Python
-    (`setup_lines`). Raises NotPythonError if none of this is possible.
+    a script are left out. Those of a train cell (`train`) and of functions become Python
+    (`setup_lines`); with `setup`, all of them. With `hide`, secrets in them become environment
+    variables. Raises NotPythonError if none of this is possible.
     """
     lines = syntax.clean(source.split("\n"))
-    cell = EditedCell(lines, setup=setup)
+    cell = EditedCell(lines, setup=setup, train=train, hide=hide or setup)
     mark_automagic(cell.lines)
     if not _unwrap(cell):
         return _plain_cell(cell, compiles=not setup)
@@ -186,6 +201,9 @@ def plain_python(source: str, setup: bool = False) -> PlainCell:
         for special in syntax.special_calls(cell.lines):
             compiles = False
             _replace(cell, special)
+    _leave_out_of_prelude(cell)
+    if "get_ipython" in source and _call_directly(cell):
+        compiles = False
     if cell.timed is not None and _keep_names_local(cell, *cell.timed):
         compiles = False
     if _drop_needless_pass(cell):
@@ -241,9 +259,10 @@ def _unwrap(cell: EditedCell) -> bool:
             break
         kept = name in magics.UNWRAPPED
         body = [] if kept else cell.lines[top + 1 :]
-        if cell.setup and (key := private_keys(body)):
+        if cell.hide and (key := private_keys(body)):
             raise NotPythonError("an exported script must contain no private key", top + key[0] + 2)
-        if cell.setup and (made := setup_lines.cell_code(name, argument.strip(), body)):
+        runs = not kept and (cell.setup or cell.train)
+        if runs and (made := _cell_magic_code(cell, top, name, argument.strip(), body)):
             cell.set_up(top, len(cell.lines) - top, "", made)
             return False
         cell.lose(top + 1, line, magics.bound_by_magic(name, argument, body))
@@ -271,25 +290,34 @@ def _compiles(lines: list[str]) -> bool:
 
 def _replace(cell: EditedCell, special: Special) -> None:
     """Replace one use of special syntax by plain Python that takes the same lines."""
+    if special.kind in ("magic", "shell", "capture"):
+        _refuse_install(cell, special.line, f"{special.name} {special.argument}".strip())
     if special.kind == "cell":
         _replace_cell_magic(cell, special)
     elif special.kind == "help":
         cell.drop(special.line, special.count, LeftOut.HELP)
     elif special.kind == "call":
         _put(cell, special, special.python)
-    elif special.assigns and cell.setup and _is_output(special):
-        output = setup_lines.output_code(special.argument)
+    elif special.assigns and _is_output(special):
+        output = setup_lines.output_code(special.argument, cell.hide)
         cell.set_up(special.line, special.count, special.before, output)
     elif special.assigns:
         _put(cell, special, _value(special))
-    elif cell.setup and (made := setup_lines.line_code(special)):
+    elif made := setup_lines.line_code(special, cell.hide):
+        if not cell.setup and not cell.train:
+            reason = LeftOut.SHELL if special.kind != "magic" else _why(cell, special.name)
+            cell.only_in_functions(special, reason)
         cell.set_up(special.line, special.count, special.before, made)
-    elif special.kind != "magic":
-        cell.drop(special.line, special.count, LeftOut.SHELL)
+    elif value := magics.value_expression(special.name, *_value_of(special)):
+        if not cell.train:
+            cell.only_in_functions(special, _why(cell, special.name))
+        _put(cell, special, f"print({value})")
     elif special.name in magics.TIMED:
         code = magics.timed_code(special.argument, magics.TIMED[special.name])
         if code:
-            _put(cell, special, _timed(code) if special.name == "timeit" else code)
+            if not cell.train:
+                cell.only_in_functions(special, _timed(code, special.name))
+            _put(cell, special, _timed(code, special.name, f"{magics.TIME}({special.name!r})"))
         else:
             cell.drop(special.line, special.count, LeftOut.NOTEBOOK_ONLY)
     elif special.name in magics.REFUSED:
@@ -301,11 +329,14 @@ def _replace(cell: EditedCell, special: Special) -> None:
     else:
         names = magics.bound_by_magic(special.name, special.argument, [])
         cell.lose(special.line + 1, f"%{special.name} {special.argument}", names)
-        reason = _why(cell, special.name, magics.LINE_MAGICS)
+        reason = _why(cell, special.name)
+        harmless = reason in (LeftOut.NOTEBOOK_ONLY, LeftOut.TPUNB_MAGIC)
+        if cell.train and not (harmless and special.name not in magics.WITH_EFFECT):
+            raise _without_ipython(f"%{special.name}", special.line)
         cell.drop(special.line, special.count, reason)
 
 
-def _why(cell: EditedCell, name: str, known: dict[str, LeftOut]) -> LeftOut:
+def _why(cell: EditedCell, name: str, known: dict[str, LeftOut] = magics.LINE_MAGICS) -> LeftOut:
     """Return why a magic is left out; if setup lines are converted, never because it ran before."""
     reason = magics.why_left_out(name, known)
     done = (LeftOut.SHELL, LeftOut.INSTALL, LeftOut.KERNEL_STATE)
@@ -326,7 +357,9 @@ def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
             special.line + 1,
         )
     argument, _, body = special.argument.partition("\n")
-    if cell.setup and (code := setup_lines.cell_code(special.name, argument, body.split("\n"))):
+    if code := _cell_magic_code(cell, special.line, special.name, argument, body.split("\n")):
+        if not cell.setup and not cell.train:
+            cell.only_in_functions(special, _why(cell, special.name, magics.CELL_MAGICS))
         # The body is one string in one statement, so the code must fit on one line.
         code.lines = [ast.unparse(ast.parse("\n".join(code.lines)))]
         cell.set_up(special.line, special.count, special.before, code)
@@ -334,6 +367,76 @@ def _replace_cell_magic(cell: EditedCell, special: Special) -> None:
     names = magics.bound_by_magic(special.name, argument, body.split("\n"))
     cell.lose(special.line + 1, f"%%{special.name} {argument}", names)
     cell.drop(special.line, special.count, _why(cell, special.name, magics.CELL_MAGICS))
+
+
+def _cell_magic_code(
+    cell: EditedCell, line: int, name: str, argument: str, body: list[str]
+) -> SetupCode | None:
+    """Return the Python of a cell magic (at a line from 0) that starts a program or writes a file.
+
+    In a train cell it must be one.
+    """
+    code = setup_lines.cell_code(name, argument, body, cell.hide)
+    if cell.train and code is None:
+        raise _without_ipython(f"%%{name}", line)
+    if name in magics.SUBPROCESSES:
+        for index, text in enumerate(body, line + 1):
+            _refuse_install(cell, min(index, len(cell.lines) - 1), text)
+    return code
+
+
+def _refuse_install(cell: EditedCell, line: int, command: str) -> None:
+    """Refuse a command (at a line from 0) of a train cell that installs packages."""
+    if cell.train and setup_lines.installs(command):
+        raise NotPythonError(
+            f"in a train cell, `{command}` would change the packages in each rank, while the "
+            "others use them",
+            line + 1,
+            "Put it into a cell of its own above the train cell, and run that once.",
+        )
+
+
+def _without_ipython(magic: str, line: int) -> NotPythonError:
+    reason = f"`{magic}` does not work in a train cell: ranks have no IPython"
+    return NotPythonError(reason, line + 1, magics.ABOVE)
+
+
+def _leave_out_of_prelude(cell: EditedCell) -> None:
+    """Leave out lines outside functions: they have run in the notebook."""
+    inside = _lines_of_functions(cell.lines) if cell.converted else set()
+    for special, text, outside in cell.converted:
+        if special.line + 1 not in inside:
+            cell.lines[special.line : special.line + special.count] = text
+            if isinstance(outside, LeftOut):
+                cell.drop(special.line, special.count, outside)
+            else:
+                _put(cell, special, outside)
+
+
+def _lines_of_functions(lines: list[str]) -> set[int]:
+    """Return the lines (from 1) of the bodies of functions."""
+    tree = syntax.parsed(lines)
+    return {
+        line
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    }
+
+
+def _call_directly(cell: EditedCell) -> bool:
+    """Replace `get_ipython().system(command)` and `getoutput` where the command is no literal."""
+    every = cell.setup or cell.train
+    inside = None if every else _lines_of_functions(cell.lines)
+    calls = [
+        node for node in syntax.shell_calls(cell.lines) if inside is None or node.lineno in inside
+    ]
+    for node in sorted(calls, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        row = cell.lines[node.lineno - 1].encode()  # columns count bytes of UTF-8
+        name = b"_tpunb_setup_shell" if node.attr == "system" else b"_tpunb_setup_output"
+        row = row[: node.col_offset] + name + row[node.end_col_offset :]
+        cell.lines[node.lineno - 1] = row.decode()
+    return bool(calls)
 
 
 def _drop_needless_pass(cell: EditedCell) -> bool:
@@ -352,13 +455,22 @@ def _drop_needless_pass(cell: EditedCell) -> bool:
     return bool(found)
 
 
-def _timed(code: str) -> str:
-    """Return code of `%timeit`, with the names that it binds kept local, as IPython does."""
-    names = _local_names(code)
-    if not names:
-        return code
-    simple = f"with {magics.timeit_call(names)}: {code}"
-    return simple if syntax.parsed([simple]) else f"with {magics.timeit_call(names, code)}: pass"
+def _timed(code: str, magic: str, *contexts: str) -> str:
+    """Return code of `%timeit`, with the names that it binds kept local, or of a similar magic.
+
+    It is inside these context managers, unless it is a compound statement.
+    """
+    names = _local_names(code) if magic == "timeit" else []
+    if names:
+        simple = _with(code, *contexts, magics.timeit_call(names))
+        whole = _with("pass", *contexts, magics.timeit_call(names, code))
+    else:
+        simple, whole = _with(code, *contexts), code
+    return simple if syntax.parsed([simple]) else whole
+
+
+def _with(code: str, *contexts: str) -> str:
+    return f"with {', '.join(contexts)}: {code}" if contexts else code
 
 
 def _keep_names_local(cell: EditedCell, top: int, setup: str) -> bool:
@@ -406,15 +518,17 @@ def _put(cell: EditedCell, special: Special, code: str) -> None:
 
 
 def _value(special: Special) -> str:
-    expand = syntax.interpolated(special.argument)
-    if _is_output(special):
-        return f"{magics.OUTPUT}({expand})"
     if special.name == "time":
         return magics.timed_code(special.argument, "")
-    value = magics.value_expression(special.name, special.argument, expand)
+    value = magics.value_expression(special.name, *_value_of(special))
     if value is None:
         raise NotPythonError(
             f"`%{special.name}` has no value in a script: write it in Python",
             special.line + 1,
         )
     return value
+
+
+def _value_of(special: Special) -> tuple[str, str]:
+    """Return the argument of a magic, and the expression for it with variables filled in."""
+    return special.argument, syntax.interpolated(special.argument)

@@ -292,6 +292,11 @@ class Conversion:
             self.omissions.append((cell.metadata.index, omission))
 
     @property
+    def sources(self) -> list[str]:
+        """The code of all cells, those of included notebooks too."""
+        return [*(cell.source for cell in self.code), *self.files.sources([""])]
+
+    @property
     def arguments(self) -> str:
         """The arguments of the call that prepares a process for the script."""
         if self.spmd is not None:
@@ -312,6 +317,7 @@ class Conversion:
             notes=_notes(self.requirements),
             prepare=self.prepare,
             for_export=self.export,
+            lines="\n".join(filter(_has_lines, self.sources)),
         )
 
 
@@ -404,8 +410,12 @@ def replace_special_syntax(conversion: Conversion) -> None:
         number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
         if (got is not None and got.runs) or earlier_values.HELPER in conversion.files.helpers:
             cell.source = earlier_values.put_for_attach(cell.source, got)
+        cell.metadata.trains = cell.metadata.role == "train" or "tpu_train" in cell_magics(
+            cell.source
+        )
+        setup, train = conversion.files.setup, cell.metadata.trains
         try:
-            plain = plain_python(cell.source, conversion.files.setup)
+            plain = plain_python(cell.source, setup, train, conversion.export)
         except NotPythonError as error:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
@@ -415,6 +425,33 @@ def replace_special_syntax(conversion: Conversion) -> None:
             plain = replace(plain, lines=tuple(earlier_values.in_place(plain.lines, options)))
         conversion.edit(cell, plain)
         _hide(conversion, cell, plain.secrets)
+
+
+def begin_training(conversion: Conversion) -> None:
+    """Let train cells say that the lines that they reach run in each rank."""
+    if not any(map(_has_lines, conversion.sources)):
+        return
+    for cell in conversion.code:
+        if not cell.metadata.trains:
+            continue
+        in_place = earlier_values.is_train_cell(cell.source)
+        lines = cell.source.split("\n")
+        at = next(
+            index
+            for index, line in enumerate(lines)
+            if line.strip() and (not in_place or earlier_values.is_train_cell(line))
+        )
+        if at and not in_place:  # the call of tpunb.launch, below an empty line
+            lines[at - 1] = setup_lines.BEGIN
+        else:
+            lines[at] = f"{setup_lines.BEGIN}{'  ' if lines[at][0] == '#' else '; '}{lines[at]}"
+        if cell.metadata.role == "prelude":
+            lines.append(setup_lines.END)
+        cell.source = "\n".join(lines)
+
+
+def _has_lines(source: str) -> bool:
+    return "_tpunb_setup_" in source
 
 
 def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) -> None:
@@ -436,7 +473,7 @@ def include_files(conversion: Conversion) -> None:
     """Include the notebooks that `%run` runs."""
     files = conversion.files
     for cell in conversion.code:
-        cell.source = files.include(cell.source, cell.metadata.number)
+        cell.source = files.include(cell.source, cell.metadata.number, cell.metadata.trains)
         conversion.omissions += [(cell.metadata.index, omission) for omission in files.omissions]
         files.omissions.clear()
 
@@ -601,9 +638,15 @@ def prepare_for_export(conversion: Conversion) -> None:
         lines = cell.source.split("\n")
         lines[place[1] - 1] += f"; {export_.prepare_call(conversion.arguments)}"
         cell.source = "\n".join(lines)
-    code = "\n".join([*run.sources, *conversion.files.sources([""])])
+    code = "\n".join(conversion.sources)
     conversion.prepare = export_.preparation(
-        run, code, uses, spmd, conversion.arguments, called_below=place is not None
+        run,
+        code,
+        uses,
+        spmd,
+        conversion.arguments,
+        called_below=place is not None,
+        done=not conversion.files.setup,
     )
 
 
@@ -640,6 +683,7 @@ STEPS = (
     leave_out_calls_of_runs,
     replace_special_syntax,
     include_files,
+    begin_training,
     leave_out_front_end,
     replace_launches,
     leave_out_run_folders,

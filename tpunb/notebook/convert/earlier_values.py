@@ -205,7 +205,10 @@ def _tpunb_launch(fn, args=(), **options):
     """Call a function on every rank, as tpunb.launch does; all ranks get rank 0's value."""
     global _tpunb_launched
     before = _tpunb_random_states()
+    state = globals().get("_TPUNB_STATE", {})
+    state["training"] = True
     _tpunb_launched = fn(*args)
+    state["training"] = False
     run = _tpunb_from_rank_0(before, "_tpunb_launched")
     run.value = run.returns["_tpunb_launched"]
     run.returns = {"value": run.value}

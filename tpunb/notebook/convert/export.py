@@ -49,9 +49,9 @@ class _Part(NamedTuple):
         return self.kind in (ast.FunctionDef, ast.ClassDef)
 
 
-def functions(code: str) -> str:
+def functions(code: str, *, done: bool = False) -> str:
     """Return the source of the functions of `templates/header` that code uses, and of those that
-    these use.
+    these use. `done`: the lines of the cells above the train cell have run in the notebook.
     """
     sources = {name: part.source for part in _parts() for name in part.names}
     wanted: set[str] = set()
@@ -69,7 +69,7 @@ def functions(code: str) -> str:
         if not part.is_import:
             text += ("\n\n\n" if alone or part.is_definition else "\n") + part.source
             alone = part.is_definition
-    return text
+    return text.replace("_TPUNB_DONE = False", "_TPUNB_DONE = True") if done else text
 
 
 @cache
@@ -196,9 +196,17 @@ def certain_secrets(run: RunCells) -> list[str]:
 
 
 def preparation(
-    run: RunCells, code: str, uses: Uses, spmd: bool, arguments: str, *, called_below: bool
+    run: RunCells,
+    code: str,
+    uses: Uses,
+    spmd: bool,
+    arguments: str,
+    *,
+    called_below: bool,
+    done: bool,
 ) -> str | None:
-    """Return the part of the header that prepares a script; `code` is all code of the script.
+    """Return the part of the header that prepares a script; `code` is all code of the script,
+    `done` as in `functions`.
 
     None if the header of a run's script is enough.
     """
@@ -227,7 +235,7 @@ def preparation(
     call = prepare_call(arguments)
     lines += [] if called_below else [call]
     tail = "\n".join(lines)
-    text = functions(f"{code}\n{tail}\n{call}")
+    text = functions(f"{code}\n{tail}\n{call}", done=done)
     start = "" if "_tpunb_setup_" not in code else SEARCH_HERE
     return f"{text}\n{start}{tail.rstrip()}\n"
 

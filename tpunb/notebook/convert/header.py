@@ -84,7 +84,7 @@ except ImportError:
 }
 
 
-# The functions of `magics.RUN_HELPERS`, `magics.TIMEIT`, `magics.OUTPUT`, `earlier_values.in_place`
+# The functions of `magics.RUN_HELPERS`, `magics.TIMEIT`, `earlier_values.in_place`
 # and `statements.AWAIT_HELPER`, for cells that need them.
 HELPERS = {
     earlier_values.HELPER: earlier_values.FROM_RANK_0,
@@ -116,15 +116,6 @@ def _tpunb_in_loop(function, *arguments, **options):
         return function(*arguments, **options)
 
     return _tpunb_await(call)
-""",
-    magics.OUTPUT: """\
-
-
-def _tpunb_output(command):
-    \"\"\"Run a shell command; return the lines that it writes, as `x = !command` does.\"\"\"
-    import subprocess
-
-    return _TpunbLines(subprocess.getoutput(command).splitlines())
 """,
     magics.TIMEIT: """\
 
@@ -213,14 +204,16 @@ def header_text(
     notes: Sequence[str] = (),
     prepare: str | None = None,
     for_export: bool = False,
+    lines: str = "",
 ) -> str:
     """Return the header, with a newline at its end.
 
     `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` keys of
     `HELPERS`; `notebooks` are the cells of notebooks that `%run` runs; `spmd` is True if one
     process drives all cores; `arguments` are those of the call that prepares a process. `notes`
-    are lines for the reader; `prepare` replaces `PREPARE`; `for_export` is True if the script is
-    for another machine.
+    are lines for the reader; `prepare` replaces `PREPARE`, and contains the functions that `lines`,
+    the code of the cells with shell lines and the like, calls; `for_export` is True if the script
+    is for another machine.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     how = SPMD if spmd else RANKS
@@ -231,12 +224,12 @@ def header_text(
         parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
     parts += [ONE_RANK] if for_export and not spmd else []
     parts.append(prepare or PREPARE.format(arguments=arguments))
+    if lines and not prepare:
+        parts.append(f"\n{export.functions(lines, done=True)}\n")
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
         cells = _notebook_cells(notebooks)
         parts.append(f"\n# What `%run` runs.\n_TPUNB_NOTEBOOKS = {{\n{cells}}}\n")
-    if magics.OUTPUT in helpers:
-        parts.append(f"\n{export.functions('_TpunbLines')}\n")
     parts += [HELPERS[name] for name in HELPERS if name in helpers]
     return "".join(parts)
 

@@ -29,16 +29,18 @@ class IncludedFiles:
     """Functions that the script's header must have (`magics.RUN_HELPERS`, `magics.TIMEIT`, …)."""
     notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Names and sources of the cells of each notebook that is run, by its name in `%run`."""
+    trained: set[str] = field(default_factory=set)
+    """Those of them that train cells run, in which their lines run, too."""
     omissions: list[Omission] = field(default_factory=list)
     """Parts of these notebooks that do not run, with the line numbers of the `%run`."""
 
-    def include(self, source: str, number: int) -> str:
+    def include(self, source: str, number: int, train: bool = False) -> str:
         """Read the files that a cell in plain Python runs; return the cell with located paths.
 
         Raises ConversionError, with the cell and the line of `%run`, if a file is missing or
         cannot be run.
         """
-        self.helpers |= {name for name in (magics.TIMEIT, magics.OUTPUT) if f"{name}(" in source}
+        self.helpers |= {name for name in (magics.TIMEIT,) if f"{name}(" in source}
         if "_tpunb_run_" not in source:
             return source
         lines = source.split("\n")
@@ -50,7 +52,7 @@ class IncludedFiles:
                 continue
             self.helpers.add(node.func.id)
             try:
-                self._include(node.func.id, str(first.value), number, node.lineno, lines)
+                self._include(node.func.id, str(first.value), number, node.lineno, lines, train)
             except _NotRunError as error:
                 line = lines[node.lineno - 1]
                 raise ConversionError(str(error), number, node.lineno, line) from None
@@ -61,15 +63,19 @@ class IncludedFiles:
         every = [source for named in self.notebooks.values() for _, source in named]
         return [source for source in every if any(word in source for word in words)]
 
-    def _include(self, helper: str, path: str, number: int, line: int, lines: list[str]) -> None:
+    def _include(
+        self, helper: str, path: str, number: int, line: int, lines: list[str], train: bool
+    ) -> None:
         if helper == magics.RUN_MODULE:
             return
         file = self._locate(path)
         if helper == magics.RUN_FILE:
             lines[line - 1] = lines[line - 1].replace(repr(path), repr(file), 1)
-        elif path not in self.notebooks:
-            self.notebooks[path] = []  # ends the recursion for a notebook that runs itself
-            self.notebooks[path] += self._convert(path, file, number, line)
+        elif path not in (self.trained if train else self.notebooks):
+            # First, which ends the recursion for a notebook that runs itself.
+            self.trained |= {path} if train else set()
+            self.notebooks[path] = []
+            self.notebooks[path] += self._convert(path, file, number, line, train)
 
     def _locate(self, path: str) -> str:
         """Return the path as seen from the first folder, in which runs start."""
@@ -83,11 +89,13 @@ class IncludedFiles:
             f"from the working directory. {magics.OTHERWISE}"
         )
 
-    def _convert(self, path: str, file: str, number: int, line: int) -> list[tuple[str, str]]:
+    def _convert(
+        self, path: str, file: str, number: int, line: int, train: bool
+    ) -> list[tuple[str, str]]:
         converted = []
         for place, source in _code(path, os.path.join(self.folders[0], file)):
             try:
-                plain = cells.plain_python(source, self.setup)
+                plain = cells.plain_python(source, self.setup, train)
             except NotPythonError as error:
                 raise _NotRunError(f"{place}, line {error.line}: {error}") from None
             cell = EditedCell(list(plain.lines), list(plain.left_out))
@@ -99,7 +107,7 @@ class IncludedFiles:
                     self.helpers.add(statements.AWAIT_HELPER)
                     cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)
                 front_end.FrontEndNames([tree]).leave_out(cell, tree, prelude=True)
-                text = self.include("\n".join(cell.lines), 0)
+                text = self.include("\n".join(cell.lines), 0, train)
                 statements.check_compiles(text, 0, [])
             except ConversionError as error:
                 raise _NotRunError(f"{place}, line {error.line}: {error.reason}") from None

@@ -61,9 +61,16 @@ REFUSED = {
 }
 """Line magics that run code, or bind names that later cells need."""
 
+WITH_EFFECT = frozenset(
+    "alias alias_magic bookmark ed edit load loadpy macro notebook recall rehashx rep reset "
+    "reset_selective save sc store unalias xdel".split()
+)
+"""Line magics of use in a notebook only that do more than show something: not in a train cell."""
+
 AUTOMAGIC = {*LINE_MAGICS, *REFUSED, *TIMED, "run"}
 """Line magics that IPython knows without their % in a cell of one line."""
 
+ABOVE = "Write it in Python, or put it into a cell above the train cell."
 OTHERWISE = "Or tag the cell tpu-skip to leave it out of runs."
 
 
@@ -170,8 +177,8 @@ def bound_by_magic(name: str, argument: str, body: Sequence[str]) -> list[str]:
 
 TIMEIT = "_tpunb_timeit"
 """Function in a script's header around the code of `%timeit` that binds names."""
-OUTPUT = "_tpunb_output"
-"""Function in a script's header that returns the output lines of a command."""
+TIME = "_tpunb_setup_time"
+"""Function in a script's header around the code of `%time` and `%timeit` in a train cell."""
 
 RUN_NOTEBOOK, RUN_FILE, RUN_MODULE = "_tpunb_run_notebook", "_tpunb_run_file", "_tpunb_run_module"
 RUN_HELPERS = (RUN_NOTEBOOK, RUN_FILE, RUN_MODULE)

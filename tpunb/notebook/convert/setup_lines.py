@@ -1,8 +1,10 @@
-"""Convert shell lines, `%env`, `%cd`, `%%writefile` and similar to Python, for exported scripts.
+"""Convert shell lines, `%env`, `%cd`, `%%writefile` and similar to Python.
 
-A run that the kernel starts leaves them out, because their effects exist on this machine. On
-another machine they do not, so an exported script performs them itself, with functions of its
-header (`templates/header/setup.py`). Secrets become environment variables.
+A train cell's lines, and those of functions that it calls, run in each rank. Those of the cells
+above have run in the notebook: a run leaves them out, because their effects exist on this machine.
+On another machine they do not, so an exported script performs them itself. All call functions of
+the script's header (`templates/header/setup.py`). In exported scripts, secrets become environment
+variables.
 """
 
 from __future__ import annotations
@@ -19,6 +21,13 @@ _INSTALLS = re.compile(
     r"(?:uv\s+)?(?:pip3?|conda|mamba|micromamba|uv)\s+(?:-\S+\s+)*(?:install|create|add|sync|update)\b"
 )
 """Commands whose failure ends the script, which would otherwise fail later and less clearly."""
+_OF_SYSTEM = re.compile(
+    r"(?:^|[;&|(])\s*(?:sudo\s+|\w+=\S+\s+)*(?:apt|apt-get|dpkg|yum|dnf|apk|snap)\s+"
+    r"(?:-\S+\s+)*(?:-i|add|install|update|upgrade)\b"
+)
+"""Commands that install packages of the operating system."""
+BEGIN, END = '_TPUNB_STATE["training"] = True', '_TPUNB_STATE["training"] = False'
+"""Statements around a train cell, whose lines run in each rank."""
 _COMMANDS = ("ls", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "pip")
 """Line magics that are commands of the same name."""
 _CONDA = ("conda", "mamba", "micromamba")
@@ -33,6 +42,8 @@ _FIRST_MARK = 0xF0000
 class SetupCode:
     """Python code for one use of special syntax, and the secrets found in it."""
 
+    hide: bool = True
+    """Replace secrets by environment variables."""
     lines: list[str] = field(default_factory=list)
     secrets: dict[str, str] = field(default_factory=dict)
     """The secrets that it reads, by the environment variables that replace them."""
@@ -67,7 +78,7 @@ class SetupCode:
 
     def _marked(self, text: str) -> tuple[str, list[tuple[str, str]]]:
         """Replace each secret by a mark; also return their variables and surrounding quotes."""
-        found = secrets.find_secrets(text)
+        found = secrets.find_secrets(text) if self.hide else []
         variables = [
             (
                 variable_for(secret.variable, text[secret.start : secret.end], self.secrets),
@@ -126,9 +137,14 @@ def _raw_quotes(body: Sequence[str]) -> str | None:
     return None
 
 
-def line_code(special: Special) -> SetupCode | None:
+def installs(command: str) -> bool:
+    """True for a command that installs packages."""
+    return bool(_INSTALLS.search(command) or _OF_SYSTEM.search(command))
+
+
+def line_code(special: Special, hide: bool = True) -> SetupCode | None:
     """Convert a shell line or line magic to Python; None if a script does not need it."""
-    code, name, argument = SetupCode(), special.name, special.argument
+    code, name, argument = SetupCode(hide), special.name, special.argument
     if special.kind in ("shell", "capture") or name in ("system", "sx"):
         statement = _run(code, argument)
     elif name in _COMMANDS:
@@ -152,16 +168,16 @@ def line_code(special: Special) -> SetupCode | None:
     return code if statement else None
 
 
-def output_code(command: str) -> SetupCode:
+def output_code(command: str, hide: bool = True) -> SetupCode:
     """Return the expression for `x = !command`."""
-    code = SetupCode()
+    code = SetupCode(hide)
     code.lines = [f"_tpunb_setup_output({code.command(command)})"]
     return code
 
 
-def cell_code(name: str, argument: str, body: Sequence[str]) -> SetupCode | None:
+def cell_code(name: str, argument: str, body: Sequence[str], hide: bool = True) -> SetupCode | None:
     """Convert a cell magic and its body, line for line; None if a script does not need it."""
-    code = SetupCode()
+    code = SetupCode(hide)
     if name in ("writefile", "file"):
         words = [word for word in argument.split() if word not in ("-a", "--append")]
         mode = "a" if len(words) < len(argument.split()) else "w"
@@ -199,7 +215,7 @@ def _set_variable(code: SetupCode, argument: str) -> str:
     name, value = name.strip(), value.strip()
     if not sign or not name or len(name.split()) > 1:
         return ""
-    if secrets.is_secret_value(name, value):
+    if code.hide and secrets.is_secret_value(name, value):
         code.secrets[name] = value
         expression = secret_expression(name, plain=True)
     else:

@@ -215,14 +215,39 @@ def special_calls(lines: list[str]) -> list[Special]:
     """
     if (tree := parsed(lines)) is None:
         return []
-    shells = {
+    shells = _names_of_shell(tree)
+    return [special for node in ast.walk(tree) for special in _special_call(node, lines, shells)]
+
+
+def shell_calls(lines: list[str]) -> list[ast.Attribute]:
+    """Return the functions `get_ipython().system` and `getoutput` of all calls in a cell."""
+    if (tree := parsed(lines)) is None:
+        return []
+    shells = _names_of_shell(tree)
+    return [
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("system", "getoutput")
+        and _is_shell(node.func.value, shells)
+        and node.func.lineno == node.func.end_lineno
+    ]
+
+
+def _names_of_shell(tree: ast.Module) -> set[str]:
+    """Return the names to which `get_ipython()` is assigned."""
+    return {
         target.id
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and _gets_shell(node.value)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    return [special for node in ast.walk(tree) for special in _special_call(node, lines, shells)]
+
+
+def _is_shell(node: ast.expr, shells: set[str]) -> bool:
+    return _gets_shell(node) or (isinstance(node, ast.Name) and node.id in shells)
 
 
 def _gets_shell(node: ast.AST) -> bool:
@@ -241,8 +266,7 @@ def _special_call(node: ast.AST, lines: list[str], shells: set[str]) -> Iterator
     method = call.func
     if not isinstance(method, ast.Attribute) or method.attr not in ARGUMENTS or call.keywords:
         return
-    shell = method.value
-    if not _gets_shell(shell) and not (isinstance(shell, ast.Name) and shell.id in shells):
+    if not _is_shell(method.value, shells):
         return
     values = [part.value for part in call.args if isinstance(part, ast.Constant)]
     texts = [value for value in values if isinstance(value, str)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import (
@@ -88,7 +89,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
 @rule(
     "file-of-all-ranks",
     "warning",
-    what="one file that every core writes",
+    what="one file that every core writes, itself or with `!cp`, `!rm` and the like",
     why="the cores write it at the same time: it may contain parts from several cores, or "
     "only those of the last one (follows from the code: the name of the file is the same on all "
     "cores)",
@@ -104,10 +105,41 @@ def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
         for site in notebook.sites.calls if not program.alone else ():
             if site not in program or site.place in on_xla:
                 continue
+            if (command := _changes_files(notebook, site)) and _on_every_rank(
+                notebook, program, site
+            ):
+                yield Hit(site, f"every core runs `{command}`")
             name = constant(notebook, _written(notebook, site), site)
             is_file = isinstance(name, str) and name and not name.startswith("/dev/")
             if is_file and _on_every_rank(notebook, program, site):
                 yield Hit(site, f"every core writes {name!r}")
+
+
+_COMMANDS = re.compile(
+    r"(?:^|[;&|(\n])\s*(?:cp|mv|rm|rmdir|mkdir|ln|touch|tar|zip|unzip|gzip|gunzip|rsync|wget|tee"
+    r"|git\s+clone|gsutil|gcloud|aws|hf|kaggle)\b(?!\s+-p\b)|(?<![>&\d-])>>?(?!\s*(?:&|/dev/))"
+)
+"""Commands of a shell that change files, and redirections to a file."""
+
+
+def _changes_files(notebook: NotebookIndex, site: Site) -> str:
+    """A shell command, if it changes the same files on each rank."""
+    function, parts = dotted(site.call.func), site.call.args
+    if function == "_tpunb_setup_shell":
+        [given] = parts
+    elif function == "_tpunb_setup_program" and literal(parts[0]) in ("sh", "bash"):
+        given = parts[-1]
+    else:
+        return ""
+    nodes = list(ast.walk(given))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    text = next((text.strip() for text in texts if isinstance(text, str)), "")
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    filled_in = [node for node in nodes if isinstance(node, ast.Name) and node not in called]
+    same = all(constant(notebook, name, site) is not ... for name in filled_in)
+    if "RANK" in text or not same or not _COMMANDS.search(text):
+        return ""
+    return text.partition("\n")[0]
 
 
 _WRITERS = {

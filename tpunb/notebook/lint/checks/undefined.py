@@ -48,6 +48,8 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
         *(notebook.sites.bound(cell) for cell in notebook.cells if cell.part == "kernel"),
         *(_words_of_magics(cell) for cell in notebook.cells),
     )
+    if any("_tpunb_setup_shell(" in source for source in sources):
+        elsewhere.add("_exit_code")
     for cell, node in _undefined(cells):
         name = node.id
         if name in elsewhere or name in notebook.held or _OWN.fullmatch(name):

@@ -1,20 +1,25 @@
-"""Functions for the shell lines, `%cd`, `%%writefile` and similar lines of an exported notebook.
+"""Functions for the shell lines, `%cd`, `%%writefile` and similar lines of a notebook.
 
-Never imported: `export.py` copies the functions that a script uses into its header. A command
-runs once on each host; the host's other ranks wait for it and use its result.
+Never imported: `export.py` copies the functions that a script uses into its header. A train cell's
+commands run in each rank. The commands of the cells above run once on each host, whose other ranks
+wait for them and use their results; in a run that the notebook starts, they have run there.
 """
 
+import contextlib as _tpunb_contextlib
 import hashlib as _tpunb_hashlib
 import importlib as _tpunb_importlib
 import json as _tpunb_json
 import os as _tpunb_os
 import re as _tpunb_re
 import shlex as _tpunb_shlex
+import signal as _tpunb_signal
 import site as _tpunb_site
 import subprocess as _tpunb_subprocess
 import sys as _tpunb_sys
 import tempfile as _tpunb_tempfile
+import time as _tpunb_time
 from collections.abc import Callable as _TpunbCallable
+from collections.abc import Iterator as _TpunbIterator
 from typing import Any as _TpunbAny
 
 
@@ -55,9 +60,13 @@ def _tpunb_meeting_place() -> str:
 
 
 _TPUNB_STARTED_BY_SCRIPT = __name__ == "__mp_main__"  # multiprocessing runs the script once more
-_TPUNB_ALONE = _TPUNB_STARTED_BY_SCRIPT or _tpunb_os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+_TPUNB_DONE = False  # whether the lines above the train cell have run, in the notebook
+_TPUNB_STATE = {"training": False}
+_TPUNB_ALONE = (
+    _TPUNB_DONE or _TPUNB_STARTED_BY_SCRIPT or _tpunb_os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+)
 _TPUNB_MEETING = None if _TPUNB_ALONE else _tpunb_meeting_place()
-_TPUNB_VISITS: "dict[str, int]" = {}
+_TPUNB_VISITS: dict[str, int] = {}
 
 
 def _tpunb_setup_once(
@@ -65,12 +74,14 @@ def _tpunb_setup_once(
 ) -> _TpunbAny:
     """Call `do` in the host's first process that reaches this line; all processes get its result.
 
-    Processes that multiprocessing starts from the script call it only with `again`.
+    In a train cell, each process calls it. Processes that multiprocessing starts from the script,
+    and cells that have run in the notebook, call it only with `again`: they need the result.
     """
+    training = _TPUNB_STATE["training"]
     try:
-        if _TPUNB_STARTED_BY_SCRIPT and not again:
+        if (_TPUNB_STARTED_BY_SCRIPT or (_TPUNB_DONE and not training)) and not again:
             return [0, "", ""]
-        if _TPUNB_MEETING is None:
+        if training or _TPUNB_MEETING is None:
             return do()
         import fcntl
 
@@ -105,18 +116,22 @@ def _tpunb_setup_line() -> str:
     while frame.f_code.co_name.startswith(("_tpunb_setup_", "<lambda>")) and frame.f_back:
         frame = frame.f_back
     path, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(path, line).partition("; _tpunb_prepare(")[0].strip()
+    text = linecache.getline(path, line).partition("; _tpunb_")[0].strip()
     return f"{_tpunb_os.path.basename(path)}, line {line}" + (f": {text}" if text else "")
 
 
 def _tpunb_setup_run(
-    command: _TpunbAny, keep: str = "", text: "str | None" = None
-) -> "list[_TpunbAny]":
+    command: _TpunbAny, keep: str = "", text: str | None = None
+) -> list[_TpunbAny]:
     """Run a command, with a shell if it is a string; return its status and the streams to `keep`.
 
     The programs of this interpreter come first in its PATH; it does not get the variables of ranks.
+    In a train cell it has this process's variables. An interrupt ends all of its processes.
     """
-    of_ranks = "RANK WORLD_SIZE MASTER_ADDR MASTER_PORT ROLE_NAME".split()
+    import shutil
+
+    shell = isinstance(command, str)
+    of_ranks = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"]
     of_ranks += [f"{kind}_{name}" for kind in ("GROUP", "LOCAL", "ROLE") for name in of_ranks[:2]]
     env = {
         name: value
@@ -127,37 +142,52 @@ def _tpunb_setup_run(
     env["PATH"] = folder + _tpunb_os.pathsep + env.get("PATH", _tpunb_os.defpath)
     _tpunb_sys.stdout.flush()
     _tpunb_sys.stderr.flush()
-    done = _tpunb_subprocess.run(
+    with _tpunb_subprocess.Popen(
         command,
-        shell=isinstance(command, str),
-        env=env,
-        stdin=_tpunb_subprocess.DEVNULL if text is None else None,
-        input=text,
+        shell=shell,
+        # As in a notebook.
+        executable=shutil.which(_tpunb_os.environ.get("SHELL", "sh")) if shell else None,
+        env=None if _TPUNB_STATE["training"] else env,
+        start_new_session=True,  # so that its own children can be ended with it
+        stdin=_tpunb_subprocess.DEVNULL if text is None else _tpunb_subprocess.PIPE,
         stdout=_tpunb_subprocess.PIPE if "out" in keep else None,
         stderr=(_tpunb_subprocess.STDOUT if "both" in keep else _tpunb_subprocess.PIPE)
         if "err" in keep or "both" in keep
         else None,
         encoding="utf-8",
         errors="replace",
-    )
-    return [done.returncode, done.stdout or "", done.stderr or ""]
+    ) as process:
+        try:
+            out, err = process.communicate(text)
+        except BaseException:
+            for number in (_tpunb_signal.SIGINT, _tpunb_signal.SIGKILL):
+                try:
+                    _tpunb_os.killpg(process.pid, number)
+                    process.wait(1)
+                except (ProcessLookupError, _tpunb_subprocess.TimeoutExpired):
+                    continue
+            raise
+    return [process.returncode, out or "", err or ""]
 
 
 def _tpunb_setup_shell(command: str) -> None:
-    """Run a `!command`. As in a notebook, a failure is reported, and the script continues."""
+    """Run a `!command`. As in a notebook, the script continues after a failure."""
     line = _tpunb_setup_line()
 
-    def run() -> "list[_TpunbAny]":
+    def run() -> list[_TpunbAny]:
         done = _tpunb_setup_run(command)
-        if done[0]:
+        if done[0] and not _TPUNB_STATE["training"]:
             print(f"{line}: ended with status {done[0]}", file=_tpunb_sys.stderr, flush=True)
         return done
 
-    _tpunb_setup_once(command, run)
+    status = _tpunb_setup_once(command, run)[0]
+    globals()["_exit_code"] = status if status <= 128 else 128 - status  # as IPython has it
 
 
 def _tpunb_setup_install(command: str) -> None:
     """Install packages for this interpreter. If that fails, the script ends."""
+    if _TPUNB_STATE["training"]:
+        raise RuntimeError("install packages in a cell above the train cell, not in each rank")
     pip = f"{_tpunb_shlex.quote(_tpunb_sys.executable)} -m pip "
     command = _tpunb_re.sub(r"^\s*pip3?\s", lambda match: pip, command)
     status = _tpunb_setup_once(command, lambda: _tpunb_setup_run(command))[0]
@@ -246,7 +276,7 @@ def _tpunb_setup_text(body: _TpunbAny) -> str:
     return body[1:] + "\n" if isinstance(body, str) else "".join(f"{line}\n" for line in body)
 
 
-def _tpunb_setup_program(line: str, keep: str, check: bool, body: _TpunbAny) -> "list[str]":
+def _tpunb_setup_program(line: str, keep: str, check: bool, body: _TpunbAny) -> list[str]:
     """Run `%%bash` or similar; return its output to the streams 'out' and 'err' in `keep`.
 
     Raises CalledProcessError if it fails, as in a notebook, unless `check` is false.
@@ -271,11 +301,22 @@ def _tpunb_setup_file(path: str, mode: str, body: _TpunbAny) -> None:
     _tpunb_setup_once([path, mode, _tpunb_setup_text(body)], write)
 
 
-_TPUNB_FOLDERS: "list[str]" = []
+@_tpunb_contextlib.contextmanager
+def _tpunb_setup_time(magic: str) -> _TpunbIterator[None]:
+    """In a train cell, print how long the code of `%time` or `%timeit` takes; it runs once."""
+    began = _tpunb_time.perf_counter()
+    yield
+    if _TPUNB_STATE["training"]:
+        print(f"%{magic}: {_tpunb_time.perf_counter() - began:.3g} s", flush=True)
+
+
+_TPUNB_FOLDERS: list[str] = []
 
 
 def _tpunb_setup_cd(path: str) -> None:
     """Change the working directory, as `%cd` does; a missing directory is reported and ignored."""
+    if _TPUNB_DONE and not _TPUNB_STATE["training"]:
+        return
     before = _tpunb_os.getcwd()
     if path == "-" and _TPUNB_FOLDERS:
         path = _TPUNB_FOLDERS[-1]
