@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.backends.torchtpu.rehearsal.test_process_groups import free_port
 from tests.notebook.migrate.notebooks import notebook, sources
 from tests.notebook.migrate.torchtpu.examples import COMPLETE, LOSSES
 from tpunb.notebook.migrate import migrate
@@ -40,11 +40,7 @@ print(json.dumps(losses))
 
 def free_ports() -> list[str]:
     """One for each notebook."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in COMPLETE]
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    return [str(free_port()) for _ in COMPLETE]
 
 
 def start(folder: Path, rank: int, world: int, ports: list[str]) -> subprocess.Popen[str]:
