@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import textwrap
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,6 +218,16 @@ def test_change_beside_a_parameter_of_the_same_object_is_named() -> None:
     _, parameters = notebook.run("for CFG.n in (3, 4):\n    pass").script()
     assert [name for name, _ in parameters.notes] == ["CFG.lr"]
     assert parameters.left[0].startswith("cell [3] changes `CFG`")
+
+
+def test_cells_with_warnings_of_the_parser_warn_once_in_the_kernel() -> None:
+    """As of an invalid escape sequence, or `is` with a literal."""
+    notebook = Notebook(["lr = 0.1"], "seen = lr").run("lr = 0.3")
+    notebook.above.append(r"pattern = '\d'; same = lr is 3")
+    notebook.others.append(Execution(r"other = '\d'", 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert notebook.script()[1].notes
 
 
 def test_change_before_the_cell_ran_again_is_not_named() -> None:

@@ -14,6 +14,7 @@ import ast
 import os
 import re
 import types
+import warnings
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -126,7 +127,9 @@ def with_parameters(
     `others`: executions of cells that are not part of the run, in order. `running`: the number of
     the cell that starts it.
     """
-    return _ParameterReader(script, user_ns, others, running).read()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+        return _ParameterReader(script, user_ns, others, running).read()
 
 
 class _Assignment(NamedTuple):
@@ -202,11 +205,8 @@ class _ParameterReader:
             for other, stores in self._elsewhere
             if (own := [s for s in stores if _is_of(s.key, one.key) or _is_of(one.key, s.key)])
         ]
-        if (
-            changed
-            and changed[-1][0].number != self._running
-            and any(s.counts for s in changed[-1][1])
-        ):
+        last, stores = changed[-1] if changed else (None, [])
+        if last and last.number != self._running and any(store.counts for store in stores):
             return None
         holder = os.environ if one.name == _ENVIRON else self._user_ns.get(one.name, _NOTHING)
         if not one.path:
