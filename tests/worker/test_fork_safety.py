@@ -72,3 +72,12 @@ def test_a_test_fork_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fork_safety, "CHILD_WAIT", 0.1)
     assert not fork_safety.run_in_fork(lambda: time.sleep(600) is None)
     assert fork_safety.run_in_fork(lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "count"),
+    [("4", 4), ("4,2", 4), (" 3 , 1", 3), ("0", None), ("", None), (None, None), ("many", None)],
+)
+def test_thread_count_of_openmp_variable(variable: str | None, count: int | None) -> None:
+    """'4,2' is valid: it ended every rank."""
+    assert fork_safety.thread_count(variable) == count

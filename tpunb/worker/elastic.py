@@ -136,7 +136,7 @@ class ForkingAgent(SimpleElasticAgent):
             "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
             "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")
+            "OMP_NUM_THREADS": fork_safety.thread_count(os.environ.get("OMP_NUM_THREADS"))
             or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size),
             env_vars.BOARD: self._board,
             **self._host.environment(),

@@ -119,6 +119,15 @@ def pause_thread_pools() -> None:
             thread.exit()
 
 
+def thread_count(variable: str | None) -> int | None:
+    """Return the number of threads that a value of OMP_NUM_THREADS asks for; None if it is none.
+
+    '4,2' is valid, too: 4 threads, and 2 for each of them in a region inside a region (OpenMP 3.1).
+    """
+    first = (variable or "").partition(",")[0].strip()
+    return int(first) or None if first.isdecimal() else None
+
+
 def limit_threads(count: int) -> None:
     """Limit every library that computes in threads to `count` of them, in this process.
 

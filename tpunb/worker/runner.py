@@ -84,8 +84,8 @@ def _run(
         os.environ.update({**env, env_vars.RUN: str(run.path)})
         if spec.device == "CPU":
             kept_device.keep_cpu()
-        if env.get("OMP_NUM_THREADS", "").isdigit():  # not read by libraries loaded before
-            fork_safety.limit_threads(int(env["OMP_NUM_THREADS"]))
+        if threads := fork_safety.thread_count(env.get("OMP_NUM_THREADS")):
+            fork_safety.limit_threads(threads)  # libraries loaded before do not read it
         os.chdir(spec.cwd)
         modules.use_import_path(spec.sys_path)
         figures.follow_figures()

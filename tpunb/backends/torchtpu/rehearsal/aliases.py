@@ -20,9 +20,9 @@ _CPU, _EXTENSION = 1, 12  # kDLCPU, kDLExtDev
 
 # All of this process's memory, as machine words and as integers of a device type: indexing is six
 # times as fast as a call of PyCapsule_GetPointer through ctypes (0.1 and 0.7 us). Linux gives
-# programs the lower 47 bits of the addresses.
-_words: Any = (ctypes.c_size_t * (1 << 44)).from_address(0)
-_integers: Any = (ctypes.c_int32 * (1 << 45)).from_address(0)
+# programs the lower 47 bits of the addresses on x86, and 48 on ARM.
+_words: Any = (ctypes.c_size_t * (1 << 45)).from_address(0)
+_integers: Any = (ctypes.c_int32 * (1 << 46)).from_address(0)
 _HEADER = object.__basicsize__
 """What PyCapsule has before its first field, the pointer; `check_layout` looks whether it has."""
 
