@@ -36,12 +36,22 @@ OF_FAMILY = {
     "accelerate-release": {"launcher-config-stale"},
     "lightning-release": {"queue-not-picklable"},
     "meta-device": {"weights-on-meta"},
+    "torchvision-mismatch": {"torch-companions"},
+    "torchtpu-install": {"torchtpu-install", "torchtpu-release"},
+    "torchtpu-compile": {"torchtpu-compile-option"},
+    "fork-cuda": {"cuda-fork"},
+    "checkpoint-size-mismatch": {"state-dict-shapes"},
+    "checkpoint-module-prefix": {"state-dict-keys"},
+    "checkpoint-corrupt": {"file-damaged"},
+    "api-torch-xla-attr": {"api-torch-xla-attr", "torch-checkpoint"},
+    "nccl-system-error": {"nccl-failed"},
 }
 """Rules that explain a family of reports but have another name, by family."""
 PARTLY = {
     "host-oom": {"process-killed"},
     "child-exit-17": {"rendezvous-lost-peer"},
     "peer-lost-heartbeat": {"tpu-lost"},
+    "fork-cuda": {"rank-failed"},
     "multi-host-single-launch": {"peer-lost-heartbeat"},
 }
 """Rules that explain a part of a family, by family."""

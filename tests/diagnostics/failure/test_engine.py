@@ -217,7 +217,7 @@ def test_the_reports_of_users_are_explained_or_get_no_answer() -> None:
     usable = [one for one in load("failures.json") if one["log_usable"]]
     counts = diagnosing.count(usable)
     assert counts["wrong"] == 0
-    assert counts["right"] >= len(usable) - 3
+    assert counts["right"] >= 0.9 * len(usable)
     # This one hung without a message of its own: the log is that of a healthy start.
     (hung,) = [one for one in usable if one["id"] == "pod-subset-hangs-host-bounds"]
     assert ids(hung["symptom"], facts=Facts(state="hung")) == [hung["family"]]
