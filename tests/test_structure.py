@@ -70,7 +70,7 @@ def test_nothing_is_decided_from_the_wording_of_a_message() -> None:
 def test_values_of_running_functions_are_read_in_one_module() -> None:
     """Which lets go of them: before Python 3.13 `f_locals` keeps what it has read alive."""
     readers = [path for path in ROOT.glob("tpunb/**/*.py") if ".f_locals" in path.read_text()]
-    assert readers == [ROOT / "tpunb/utils/frames.py"]
+    assert readers == [ROOT / "tpunb/utils/frame_locals.py"]
 
 
 def test_a_class_name_means_one_thing() -> None:

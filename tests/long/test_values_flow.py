@@ -77,14 +77,6 @@ def test_detached_run_returns_are_available_after_attach(nb: Kernel) -> None:
     assert "3 {'k': 3} succeeded" in shown.printed()
 
 
-def test_skipped_cell_that_changes_a_read_name_is_noted(nb: Kernel) -> None:
-    skipped = cell(nb, "# tpu: skip\nmodel.load_state_dict(model.state_dict())", "skip").good()
-    shown = cell(nb, SHOW, "show").good().printed()
-    assert (
-        f"cell [{skipped.number}] changes `model`, which this run has as the cells above make it"
-    ) in shown
-
-
 @pytest.mark.usefixtures("starts_processes")
 def test_train_cells_give_equal_numbers_in_nbclient_papermill_torchrun(tmp_path: Path) -> None:
     path = tmp_path / "three.ipynb"

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ from tpunb.runs.models import (
     read_models,
     write_models,
 )
-from tpunb.runs.spec import ModelsCause
+from tpunb.runs.spec import BackendName, ModelsCause
 
 WEIGHT = SteppedParameter("model.weight", (2, 3), 1e-5, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
 MODEL = SteppedModel(
@@ -125,10 +125,20 @@ def test_a_mistake_is_reported_before_what_may_be_intended() -> None:
     assert found.values == (1.0, 9.0)
 
 
-def described(one: SteppedModel, other: SteppedModel) -> str:
+def described(one: SteppedModel, other: SteppedModel, backend: BackendName = "xla") -> str:
     found = compare(one, other)
     assert found is not None
-    return found.describe(lambda rank: f"h1/{rank}")
+    return found.describe(backend, lambda rank: f"h1/{rank}")
+
+
+@pytest.mark.parametrize("backend", get_args(BackendName))
+def test_advice_on_different_models_is_of_the_backend(backend: BackendName) -> None:
+    slow = model(8.0, **EVERY, rates=(0.05,))
+    pairs = ((model(), model(1.25)), (model(**EVERY), slow), (model(**EVERY), model(8.0, **EVERY)))
+    for one, other in pairs:
+        text = described(one, other, backend)
+        assert ("xm." in text) == (backend == "xla")
+        assert ("dist." in text) == (backend != "xla")
 
 
 def test_different_models_in_words() -> None:

@@ -137,7 +137,7 @@ def _labels(fn: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, 
         raise UsageError(
             f"tpunb.launch: {_title(fn)}{signature} cannot be called with "
             f"args={tuple(args)!r:.100}: {error}. (The function is called with args alone, without "
-            "the index that torch_xla.launch passes: use xr.global_ordinal().)"
+            "an index: its rank is int(os.environ['RANK']).)"
         ) from None
     names = [
         parameter.name

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from tpunb.backends.choice import LABELS, BackendChoice
+from tpunb.kernel.current_parameters import Parameters, PlainNames, with_parameters
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
-from tpunb.kernel.parameters import Parameters, PlainNames, with_parameters
 from tpunb.kernel.returned import Returned
 from tpunb.machine import environment
 from tpunb.machine.auto_stop import TpuVm

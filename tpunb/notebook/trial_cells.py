@@ -76,21 +76,6 @@ def with_parameters(snapshot: Snapshot, source: str) -> Snapshot:
     return defer_parameters(replace(snapshot, cells=moved, train=snapshot.train + 1))
 
 
-def reached_names(snapshot: Snapshot, names: Iterable[str]) -> set[str]:
-    """Return these names and all names that cells above the train cell may derive from them.
-
-    Their values in the kernel belong to other parameters.
-    """
-    reached = set(names)
-    for cell in parse_cells(snapshot):
-        if (
-            cell.index < (snapshot.train or 0)
-            and set(_WORD.findall("\n".join(cell.lines))) & reached
-        ):
-            reached |= bound_names(cell.tree)
-    return reached
-
-
 def _mentions(cell: Cell, names: set[str]) -> bool:
     if cell.kind != "code":
         return False

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tpunb.runs.spec import ModelsCause
+from tpunb.runs.spec import BackendName, ModelsCause
 from tpunb.utils import files, records
 
 SAMPLES = 16
@@ -105,30 +105,40 @@ class DifferentModels:
         """True if the program may intend the difference."""
         return self.cause is ModelsCause.UNKNOWN
 
-    def describe(self, name_rank: Callable[[int], str] = str) -> str:
-        """Return the numbers, the likely cause and the fix."""
+    def describe(self, backend: BackendName, name_rank: Callable[[int], str] = str) -> str:
+        """Return the numbers, the likely cause, and the fix with the run's backend."""
+        xla = backend == "xla"
         ranks = [f"rank {name_rank(rank)}" for rank in self.ranks]
         text = f"at the end {self.parameter} is {_on_both(_words(self.values), ranks)}"
         match self.cause:
             case ModelsCause.NOT_AVERAGED:
                 return (
                     f"{text}: gradients were not averaged before {self.place}\n"
-                    "to train one model, call xm.optimizer_step(optimizer) instead of "
-                    "optimizer.step(), or wrap the model in DistributedDataParallel"
+                    "to train one model, wrap it in DistributedDataParallel, or "
+                    + (
+                        "call xm.optimizer_step(optimizer) instead of optimizer.step()"
+                        if xla
+                        else "average the gradients with dist.all_reduce before optimizer.step()"
+                    )
                 )
             case ModelsCause.LEARNING_RATE:
                 rates = _on_both(_words(self.rates or ()), ranks)
                 return (
                     f"{text}: the gradients were averaged, but the mean learning rate was {rates}\n"
                     "compute it from values that are the same on all ranks: for ReduceLROnPlateau, "
-                    "average the loss with xm.all_reduce first"
+                    f"average the loss with {'xm' if xla else 'dist'}.all_reduce first"
                 )
             case ModelsCause.BEGINNING:
                 return (
                     f"{text}: the gradients were averaged, so the models differed before training, "
                     "or were changed on one rank\n"
                     "call torch.manual_seed with the same number on all ranks before the model is "
-                    "made, or xm.broadcast_master_param(model) after it"
+                    "made, or after it "
+                    + (
+                        "xm.broadcast_master_param(model)"
+                        if xla
+                        else "dist.broadcast for each parameter, as DistributedDataParallel does"
+                    )
                 )
         if self.last_averaged:
             at = f", at {self.averaged_at}" if self.averaged_at else ""

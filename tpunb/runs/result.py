@@ -606,7 +606,7 @@ class RunResult(Printable):
         lines = [f"{name} was not returned: {why}" for name, why in self.returns_failed.items()]
         if self.different_models is not None:
             described = self.different_models.describe(
-                lambda rank: name_ranks([rank], self.hosts, self.world_size)
+                self.backend, lambda rank: name_ranks([rank], self.hosts, self.world_size)
             )
             lines += described.splitlines()
         return lines

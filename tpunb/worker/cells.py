@@ -92,9 +92,6 @@ class Cells:
     def _source(self, block: Block) -> str:
         return "\n".join(self._lines[block.first - 1 : block.last]) + "\n"
 
-    def tree(self, role: Role) -> ast.Module:
-        return ast.parse("".join(map(self._source, self.of(role))))
-
     def execute_header(self) -> None:
         """Run the lines above the cells, unless this process has run the same lines before."""
         blocks = self.of("header")

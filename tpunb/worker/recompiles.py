@@ -25,7 +25,7 @@ from tpunb.backends.xla.counters import describe_slow_operation
 from tpunb.backends.xla.runtime import watch_steps
 from tpunb.runs.cell_lines import CellLines
 from tpunb.utils.files import append_text
-from tpunb.utils.frames import is_function, locals_of
+from tpunb.utils.frame_locals import is_function, locals_of
 
 WARM = 3
 """First steps of a loop, in which programs are new: the optimizer makes its state, sums begin."""

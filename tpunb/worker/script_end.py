@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from tpunb.utils.frames import locals_of
+from tpunb.utils.frame_locals import locals_of
 from tpunb.worker import stdio
 
 

@@ -25,7 +25,7 @@ from tpunb.backends.rehearsal.call import CodeLine, RankCall, running_line, user
 from tpunb.backends.rehearsal.stats import collective_stats
 from tpunb.backends.xla import tensors
 from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
-from tpunb.utils.frames import locals_of
+from tpunb.utils.frame_locals import locals_of
 
 MOST_MODELS = 4
 """Models that are compared: the ones that began last."""

@@ -5,18 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.drivers import lifetimes
+from tests.scenarios.test_lifetimes import (  # noqa: F401 - with this module's fixture
+    test_nothing_lives_longer_in_a_run,
+    test_nothing_lives_longer_under_debug,
+)
 
 
 @pytest.fixture(scope="module")
 def seen(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> lifetimes.Seen:
     return lifetimes.seen("torchtpu", tmp_path_factory.mktemp("lab"))
-
-
-@pytest.mark.parametrize("case", lifetimes.CASES)
-def test_nothing_lives_longer_in_a_run(seen: lifetimes.Seen, case: str) -> None:
-    assert seen["run"][case] == []
-
-
-@pytest.mark.parametrize("case", [*lifetimes.CASES, "after the cell"])
-def test_nothing_lives_longer_under_debug(seen: lifetimes.Seen, case: str) -> None:
-    assert seen["debug"][case] == []

@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from tpunb.backends.torch.inside import FakeTensor, FunctionalTensor, functorch
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.recorder import Recorder
-from tpunb.utils.frames import is_function, locals_of
+from tpunb.utils.frame_locals import is_function, locals_of
 
 _FIRST = 3
 """Number of first steps of an optimizer that are all inspected; then the 4th, 8th, 16th, …"""

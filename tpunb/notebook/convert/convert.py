@@ -87,7 +87,7 @@ def convert(
 
     `left` returns an expression for the kernel's current value of a name that a statement with
     `tpunb.launch` makes or changes. `held` are names that no cell makes and whose plain values the
-    run gets from the kernel (`tpunb.kernel.parameters`).
+    run gets from the kernel (`tpunb.kernel.current_parameters`).
 
     The text is `py:percent` and runs without tpunb, as `python script.py` on one core and under
     torchrun on several. With `export`, it is for another machine, on which nothing that the

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpunb.notebook.convert.cells import parse_body, plain_python
+from tpunb.notebook.convert.cells import plain_python
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.statements import executed, parse_cell
 from tpunb.notebook.errors import ConversionError
@@ -21,7 +21,6 @@ from tpunb.notebook.scopes import (
     FunctionOrClass,
     Scopes,
     bound_names,
-    changed_names,
     first_line,
     first_name,
     scopes_of,
@@ -167,12 +166,3 @@ class Launching:
             and (getattr(part, "id", "") in self._names or self._is_launch(part))
             for part in ast.walk(node)
         )
-
-
-def names_of_launches(source: str) -> set[str]:
-    """Return the names that a cell's statements with a call of `tpunb.launch` assign or change."""
-    if not mentions_launch(source):
-        return set()
-    tree, _ = parse_body(source)
-    starting = Launching([tree]).statements(tree)
-    return set().union(*(changed_names(ast.Module([node], [])) for node in starting))

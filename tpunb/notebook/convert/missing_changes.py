@@ -2,7 +2,7 @@
 
 The run has such a name with the value that a cell above gave it: a train cell should have returned
 it but did not, or a call of `tpunb.launch` changed it. Changes by other cells are described when
-a run begins (`tpunb.kernel.parameters`).
+a run begins (`tpunb.kernel.current_parameters`).
 """
 
 from __future__ import annotations

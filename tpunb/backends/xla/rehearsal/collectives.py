@@ -29,7 +29,7 @@ from tpunb.backends.xla.rehearsal.peers import (
     increment_counter,
 )
 from tpunb.backends.xla.rehearsal.tensors import on_device, overwrite, read_values
-from tpunb.utils.frames import locals_of
+from tpunb.utils.frame_locals import locals_of
 
 Token = Any
 """Keeps torch_xla's collectives in order within a program. A rehearsal only passes it on."""

@@ -9,7 +9,7 @@ import torch
 import torch_xla
 
 from tpunb.backends.rehearsal.call import users_frames
-from tpunb.utils.frames import locals_of
+from tpunb.utils.frame_locals import locals_of
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
 _MOST_ITEMS = 64

@@ -102,7 +102,7 @@ def test_each_python(starts_processes: None, tmp_path: Path) -> None:
         python = subprocess.run(find, capture_output=True, text=True)
         if python.returncode:
             continue
-        module = ROOT / "tpunb/utils/frames.py"
+        module = ROOT / "tpunb/utils/frame_locals.py"
         command = [python.stdout.strip(), "-c", PROGRAM, str(module)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         assert {name for name, good in found.items() if not all(good)} == set(), version

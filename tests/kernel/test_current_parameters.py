@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpunb.kernel.parameters import Parameters, PlainNames, with_parameters
+from tpunb.kernel.current_parameters import Parameters, PlainNames, with_parameters
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.models import Cell, Script, Snapshot
