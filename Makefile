@@ -75,7 +75,7 @@ matrix: .venv/.ready
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,search,demo]' --group dev --group docs
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,demo]' --group dev --group docs
 	@touch $@
 
 # The environment for TorchTPU, with a torch that torch_xla does not fit. pip, and not uv, installs

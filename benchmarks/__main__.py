@@ -25,7 +25,6 @@ from benchmarks import (
     reading,
     start,
     step,
-    sweeping,
     watching,
 )
 
@@ -66,10 +65,6 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     "hosts": (
         lambda folder, rounds: hosts.measure(folder, rounds, hosts.HOSTS, hosts.RANKS, 20),
         lambda folder: hosts.measure(folder, 1, 3, 2, 2),
-    ),
-    "sweeping": (
-        lambda folder, rounds: sweeping.measure(folder, rounds, 12, (0, 20)),
-        lambda folder: sweeping.measure(folder, 1, 2, (0,)),
     ),
     "watching": (
         lambda folder, rounds: watching.measure(folder, rounds, 20),

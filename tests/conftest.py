@@ -22,14 +22,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.drivers.kernel import ROOT, until
+from tests.drivers.lent import LentSupervisor
 from tests.drivers.ranks import Ranks, warm
 from tests.readme import SCENARIOS
 from tests.support import Driver, examples, left_below
-from tpunb.kernel.launcher import fingerprint_of
-from tpunb.kernel.supervisor import LentSupervisor
 from tpunb.machine import environment
 from tpunb.training.checkpoint import api
-from tpunb.utils import env_vars
 
 # Inherited by every process that a test starts, however deep, own session or not: what
 # carries it was started by this test session and by nothing else on the machine.
@@ -382,7 +380,7 @@ def _lenders(starts_processes: None) -> Iterator[list[LentSupervisor]]:
 
 @pytest.fixture(scope="module")
 def lent(_lenders: list[LentSupervisor]) -> Iterator[None]:
-    """Kernels of this file use one supervisor, which has imported torch_xla, as trials do.
+    """Kernels of this file use one supervisor, which has imported torch_xla.
 
     For files that try what a train cell does, and not how its processes begin and end: a kernel
     with a supervisor of its own takes 5 s of a processor for that import.
@@ -394,8 +392,8 @@ def lent(_lenders: list[LentSupervisor]) -> Iterator[None]:
             env = environment.fork_server_environment(
                 environment.run_environment(os.environ, "CPU")
             )
-            _lenders.append(LentSupervisor(env, fingerprint_of(env)))
+            _lenders.append(LentSupervisor(env))
         lender = _lenders[-1]
-        patch.setenv(env_vars.LENT, str(lender.folder))
+        patch.setenv("IPYTHONDIR", str(lender.folder))
         yield
         until(lambda: not left_below(lender.pid), "nothing is left of its runs", PATIENCE)

@@ -30,7 +30,7 @@ from tpunb.utils import files, terminal
 
 pytestmark = pytest.mark.usefixtures("lent")
 
-COMMANDS = ("convert", "run", "lint", "migrate", "diagnose", "submit", "sweep", "attach", "doctor")
+COMMANDS = ("convert", "run", "lint", "migrate", "diagnose", "submit", "attach", "doctor")
 LOAD = "%load_ext tpunb"
 PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
 TRAIN = """%%tpu_train --cores {cores}

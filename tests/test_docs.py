@@ -22,7 +22,6 @@ PAGES = [
     "docs/watching.md",
     "docs/training.md",
     "docs/debugging.md",
-    "docs/sweeps.md",
 ]
 HOWTO = [
     f"docs/{target}"
@@ -89,7 +88,7 @@ def test_commands_that_are_not_run_are_ones_that_tpunb_takes() -> None:
     for command in commands:
         cli.make_parser().parse_args(shlex.split(command, comments=True))
     assert len(magics) > 40
-    assert len(commands) > 15
+    assert len(commands) > 8
 
 
 def test_links_lead_to_files() -> None:

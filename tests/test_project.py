@@ -34,7 +34,7 @@ def test_environment_yml_gives_the_versions_of_pyproject(pyproject: dict[str, An
 
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"]]
-    for extra in ("xla", "kaggle", "search", "demo"):
+    for extra in ("xla", "kaggle", "demo"):
         wanted += extras[extra]
     assert sorted(last["pip"][:-1]) == sorted(wanted)
 
@@ -44,7 +44,7 @@ def test_the_installed_environment_satisfies_every_requirement(pyproject: dict[s
     groups = pyproject["dependency-groups"]
     _, *dev = groups["dev"]  # the first one includes the group "test"
     wanted = [*pyproject["project"]["dependencies"], *groups["test"], *dev, *groups["docs"]]
-    for extra in ("xla", "kaggle", "search", "demo"):
+    for extra in ("xla", "kaggle", "demo"):
         wanted += extras[extra]
     for requirement in map(Requirement, wanted):
         if requirement.marker is not None and not requirement.marker.evaluate():

@@ -102,7 +102,7 @@ for package in sys.argv[1:]:
 
 @pytest.mark.usefixtures("starts_processes")
 def test_what_knows_no_backend_imports_without_any() -> None:
-    names = "data display kernel machine notebook places runs sweeps utils worker.supervisor"
+    names = "data display kernel machine notebook places runs utils worker.supervisor"
     names += " diagnostics.failure backends.base backends.choice backends.current"
     packages = [f"tpunb.{name}" for name in names.split()]
     done = subprocess.run(

@@ -25,7 +25,6 @@ SURFACE = [
     "runs",
     "save",
     "scaling",
-    "sweep",
     "track",
 ]
 TRAINING = [
@@ -86,7 +85,8 @@ def test_public_names_are_frozen_and_completed() -> None:
         ),
         (
             tpunb.launch,
-            "(fn: 'Callable[..., Any]', args: 'Sequence[Any]' = (), *, "
+            "(fn: 'Callable[..., Any]', args: 'Sequence[Any]' = (), "
+            "kwargs: 'Mapping[str, Any] | None' = None, *, on_log: 'Callback | None' = None, "
             "cores: 'Cores | None' = None, on: 'str | None' = None, name: 'str | None' = None, "
             "env: 'Mapping[str, str] | None' = None, ranks: 'str' = 'all', "
             "timeout: 'float | str | None' = None, hang_timeout: 'float | str' = 300.0, "

@@ -6,8 +6,7 @@
 
 In cells: `tpunb.log(step, loss=loss)`, `tpunb.track(loader)`, `tpunb.save(state, step)`,
 `tpunb.load()` and the helpers of `tpunb.training`. To start a run without a magic, even in a loop:
-`tpunb.launch(train, args=(0.1,))`; a whole notebook with many parameters:
-`tpunb.sweep("train.ipynb", grid={"lr": [0.1, 0.01]})`. After a run: `tpunb.last_run`; to compare
+`tpunb.launch(train, args=(0.1,))`. After a run: `tpunb.last_run`; to compare
 several: `tpunb.runs()`, `tpunb.plot()` and `tpunb.scaling()`. For the log of any run:
 `tpunb.diagnose(text)`.
 """
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from tpunb.runs.callbacks import on_log
     from tpunb.runs.compare import plot, runs
     from tpunb.runs.result import RunResult
-    from tpunb.sweeps.study import sweep
     from tpunb.training.checkpoint.api import load, save
     from tpunb.training.log import log
     from tpunb.training.track import track
@@ -48,7 +46,6 @@ __all__ = [
     "runs",
     "save",
     "scaling",
-    "sweep",
     "track",
 ]
 
@@ -63,7 +60,6 @@ _MODULES = {
     "runs": "runs.compare",
     "save": "training.checkpoint.api",
     "scaling": "kernel.scaling",
-    "sweep": "sweeps.study",
     "track": "training.track",
 }
 """Module of each name, imported on first use so that `import tpunb` stays fast."""

@@ -109,16 +109,9 @@ def make_parser() -> argparse.ArgumentParser:
         _submit,
         "run a notebook's train cell at a place of places.toml, and follow it",
     )
-    add(
-        "sweep",
-        SweepOptions,
-        _sweep,
-        "run a notebook with many combinations of parameters, and compare them",
-    )
     add("attach", AttachCommandOptions, _attach, "follow a run to its end, wherever it runs")
     add("fetch", FetchOptions, _fetch, "copy files of a run from the hosts that it ran on")
     add("runs", RunsCommandOptions, _runs, "list the runs, newest first")
-    add("top", TopOptions, _top, "show the active runs: ranks, memory, steps, chips")
     add("logs", LogsCommandOptions, _logs, "show or search the log of a run")
     add(
         "stop",
@@ -506,116 +499,6 @@ def _submit(chosen: SubmitOptions) -> int:
     )
 
 
-def _values(text: str) -> tuple[str, str]:
-    from tpunb.sweeps.space import assignment
-
-    try:
-        return assignment(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-@dataclass(frozen=True)
-class SweepOptions(_RunsFolder):
-    """Options of `tpunb sweep`."""
-
-    notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
-    grid: tuple[tuple[str, str], ...] = option(
-        "--grid",
-        type=_values,
-        repeatable=True,
-        metavar="NAME=V,V",
-        help="try all combinations of these values, e.g. lr=1e-3,1e-4 or seed=0..4 (repeatable)",
-    )
-    space: tuple[tuple[str, str], ...] = option(
-        "--space",
-        type=_values,
-        repeatable=True,
-        metavar="NAME=LOW..HIGH[:log]",
-        help="draw numbers from this range; integers if both ends are integers (repeatable)",
-    )
-    random: int | None = option(
-        "--random", type=parse_count, metavar="N", help="run N trials with randomly drawn values"
-    )
-    search: int | None = option(
-        "--search",
-        type=parse_count,
-        metavar="N",
-        help="run N trials that Optuna proposes, and prune poor ones early (needs tpunb[search])",
-    )
-    metric: str | None = option(
-        "--metric",
-        metavar="NAME",
-        help="sort the trials by the best value of this metric of tpunb.log",
-    )
-    maximize: bool = flag(
-        "--maximize",
-        help="higher values of the metric are better (default: judged by its name, otherwise "
-        "lower)",
-    )
-    jobs: int = option(
-        "--jobs",
-        type=parse_count,
-        default=1,
-        metavar="N",
-        help="trials that run at the same time, as memory allows (default: 1; on one TPU always 1)",
-    )
-    on: str | None = option(
-        "--on", metavar="PLACE", help="run the trials at a place of places.toml"
-    )
-    cores: Cores | None = _cores_of_all_runs()
-    timeout: float | None = option(
-        "--timeout",
-        type=parse_duration,
-        metavar="TIME",
-        help="stop a trial after this long: 90 or 90s, 5m, 9h (default: no limit)",
-    )
-    retries: int = option(
-        "--retries",
-        type=parse_count,
-        default=0,
-        metavar="N",
-        help="run a failed trial again up to N times (default: 0)",
-    )
-    again: bool = flag("--again", help="run all trials, even those that are already complete")
-    yes: bool = flag(
-        "--yes", help="start without a confirmation, even if they may cost more than ask_above"
-    )
-
-
-def _sweep(chosen: SweepOptions) -> int:
-    """Return 1 unless there are trials and all of them are complete or pruned."""
-    from tpunb.notebook import parameters
-    from tpunb.notebook.files import load_cells
-    from tpunb.sweeps import space as spaces
-    from tpunb.sweeps.folder import TrialState
-    from tpunb.sweeps.study import SweepOrder, run_sweep
-
-    known = parameters.defaults(load_cells(chosen.notebook))
-    grid = spaces.by_name(chosen.grid, "--grid")
-    space = spaces.from_python(grid, spaces.by_name(chosen.space, "--space"), known)
-    order = SweepOrder(
-        chosen.notebook,
-        space,
-        known,
-        random=chosen.random,
-        search=chosen.search,
-        metric=chosen.metric,
-        maximize=chosen.maximize or None,
-        jobs=max(chosen.jobs, 1),
-        on=chosen.on,
-        cores=None if chosen.cores is None else str(chosen.cores),
-        timeout=chosen.timeout,
-        retries=chosen.retries,
-        again=chosen.again,
-        yes=chosen.yes,
-    )
-    study = run_sweep(order, chosen.runs)
-    print(f"sweep: {study.dir}")
-    states = {trial.state for trial in study.trials}
-    return 0 if states <= {TrialState.COMPLETE, TrialState.PRUNED} and states else 1
-
-
 @dataclass(frozen=True)
 class AttachCommandOptions(_RunsFolder):
     """Options of `tpunb attach`."""
@@ -673,27 +556,6 @@ def _see_elsewhere(*runs: directory.RunDir) -> None:
         from tpunb.places import mirror
 
         mirror.ensure(*away)
-
-
-@dataclass(frozen=True)
-class TopOptions(_RunsFolder):
-    """Options of `tpunb top`."""
-
-    once: bool = flag(
-        "--once", help="print the table once (the default if standard output is not a terminal)"
-    )
-    json: bool = flag("--json", help="print the table once, as JSON")
-
-
-def _top(chosen: TopOptions) -> int:
-    from tpunb.display import top
-
-    _see_elsewhere(*directory.list_runs(chosen.runs))
-    if chosen.once or chosen.json or not sys.stdout.isatty():
-        top.show_once(chosen.runs, as_json=chosen.json)
-    else:
-        top.show_live(chosen.runs)
-    return 0
 
 
 @dataclass(frozen=True)

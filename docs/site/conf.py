@@ -57,7 +57,6 @@ NAVIGATION = {
         "docs/training",
         "docs/checkpoints",
         "docs/watching",
-        "docs/sweeps",
         "docs/data",
         "docs/rehearsal",
         "docs/hosts",
@@ -70,7 +69,6 @@ NAVIGATION = {
     "docs/debugging": ["notebooks/10_*"],
     "docs/training": ["notebooks/11_*", "notebooks/12_*", "notebooks/13_*"],
     "docs/checkpoints": ["notebooks/14_*"],
-    "docs/sweeps": ["notebooks/15_*", "notebooks/sweeps/*"],
     "docs/frameworks": ["notebooks/frameworks/*"],
     "docs/gallery": ["notebooks/models/*"],
     "docs/reference": [

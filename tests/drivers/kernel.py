@@ -20,7 +20,7 @@ from jupyter_client.manager import KernelManager
 from nbformat import v4
 
 from tests.support import left_below
-from tpunb.utils import env_vars, processes
+from tpunb.utils import processes
 from tpunb.utils.processes import Process
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,8 @@ class Kernel:
         # Importing torch_xla has set it, where a test of this process did.
         self._env.pop("PJRT_DEVICE", None)
         self._env |= {"PYTHONPATH": str(ROOT), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-        self._env |= {"IPYTHONDIR": str(folder / ".ipython"), "JPY_PARENT_PID": "1"} | env
+        self._env.setdefault("IPYTHONDIR", str(folder / ".ipython"))
+        self._env |= {"JPY_PARENT_PID": "1"} | env
         if self.path is not None:
             self._env["JPY_SESSION_NAME"] = str(self.path)
             if self.path.exists():
@@ -307,7 +308,7 @@ class Kernel:
 
     def processes(self) -> list[Process]:
         """Supervisor, fork server and everything below."""
-        assert env_vars.LENT not in self._env, "they are of another process"
+        assert "tpunb-lent-" not in self._env["IPYTHONDIR"], "they are of another process"
         return processes.descendants(self.pid)
 
     def working(self) -> list[Process]:

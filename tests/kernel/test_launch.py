@@ -35,9 +35,8 @@ def test_line_of_a_call_within_its_cell(source: str, lines: list[int], line: int
 def test_launch_options_match_those_of_a_train_cell() -> None:
     """All options but those for cells only; this fails for a new option until it is decided."""
     for_cells = {"returns", "out", "dry_run", "background", "detach", "stop_when_done", "idle"}
-    for_cells.add("grid")  # for functions there are loops and tpunb.sweep
     declared = {item.name for item, _ in declarations(TrainOptions)} - for_cells
-    arguments = set(inspect.signature(tpunb.launch).parameters) - {"fn", "args"}
+    arguments = set(inspect.signature(tpunb.launch).parameters) - {"fn", "args", "kwargs", "on_log"}
     assert arguments - {"raises"} == declared - {"no_raise"}
 
 

@@ -138,10 +138,10 @@ def test_lint_tells_of_the_train_cell_first() -> None:
 HERE = LocalTarget(Machine("local", "CPU", 0, "", 8, 2**34))
 
 
-def saved(runs: Path, snapshot: str, *, trial: bool = False) -> RunDir:
+def saved(runs: Path, snapshot: str) -> RunDir:
     """A run that has saved a checkpoint."""
     with new_run(runs, "n") as run:
-        run.write_spec(RunSpec(run.id, "n", 1, "CPU", "/", (), (), trial=trial))
+        run.write_spec(RunSpec(run.id, "n", 1, "CPU", "/", (), ()))
     run.attempt(0, 0).mkdir(parents=True)
     run.saving(0, 0).write_text("1.0\n")
     run.checkpoints.mkdir()
@@ -159,14 +159,3 @@ def test_last_passes_over_runs_with_a_damaged_notebook(
     assert find_checkpoints("last", tmp_path, notebook, HERE) == (str(ours.checkpoints), ours.id)
     with pytest.raises(TpunbError, match="no run of this notebook"):
         find_checkpoints("last", tmp_path, "/other.ipynb", HERE)
-
-
-def test_last_is_no_trial_of_a_grid_unless_it_is_named(tmp_path: Path) -> None:
-    trial = saved(tmp_path, '{"path": "/nb.ipynb"}', trial=True)
-    with pytest.raises(TpunbError, match="saved a checkpoint, but trials of --grid have; to "):
-        find_checkpoints("last", tmp_path, "/nb.ipynb", HERE)
-    ours = saved(tmp_path, '{"path": "/nb.ipynb"}')
-    later = saved(tmp_path, '{"path": "/nb.ipynb"}', trial=True)
-    assert find_checkpoints("last", tmp_path, "/nb.ipynb", HERE)[1] == ours.id
-    for each in (trial, later):
-        assert find_checkpoints(each.id, tmp_path, "/nb.ipynb", HERE)[1] == each.id

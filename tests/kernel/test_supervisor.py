@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import PATIENCE, until
-from tpunb.kernel import supervisor as module
-from tpunb.kernel.supervisor import BorrowedSupervisor, LentSupervisor, SupervisorProcess
+from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.runs.spec import Stop
-from tpunb.utils import env_vars, files, processes
+from tpunb.utils import processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -117,33 +116,3 @@ def test_stop_reaches_a_suspended_supervisor_and_its_end_is_reported_at_once(
         "the supervisor has ended: the supervisor was terminated (SIGTERM)"
     )
     supervisor.close(PATIENCE)
-
-
-def test_folders_of_lent_supervisors_of_killed_kernels_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    kept = {"tpunb-lent-used": os.getpid(), "tpunb-other": ended.pid, "tpunb-lent-new": None}
-    for name, pid in {**kept, "tpunb-lent-left": ended.pid}.items():
-        (tmp_path / name).mkdir()
-        if pid is not None:
-            files.write_json(tmp_path / name / "supervisor.json", {"pid": pid})
-    module._remove_abandoned()
-    assert {path.name for path in tmp_path.iterdir()} == set(kept)
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_lent_supervisor_serves_one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    lender = LentSupervisor(dict(os.environ), "the same")
-    monkeypatch.setenv(env_vars.LENT, str(lender.folder))
-    first = BorrowedSupervisor.find("the same")
-    assert first is not None
-    assert BorrowedSupervisor.find("the same") is None
-    first.close()
-    second = BorrowedSupervisor.find("the same")
-    assert second is not None
-    assert second.pid == lender.pid
-    second.close()
-    lender.close()

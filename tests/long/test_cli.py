@@ -49,7 +49,7 @@ def test_exit_code_includes_background_and_detached_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The notebook ends before its runs: one ends with the kernel, one later."""
-    monkeypatch.delenv(env_vars.LENT)  # a lender would end the runs that are left
+    monkeypatch.delenv("IPYTHONDIR")  # a lender would end the runs that are left
     work = "import time\nfor i in range({n}):\n    time.sleep(0.1)\nprint('whole')"
     cells = [
         f"%%tpu_train --cores 1 --detach --name far\n{work.format(n=20)}",

@@ -84,6 +84,9 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     notebook = notebook_of(["cores, epochs = 1, 1", "%load_ext tpunb", train])
     notebook.cells[0].metadata.tags = ["parameters"]
     nbformat.write(notebook, tmp_path / "notebook.ipynb")
+    for cell in (train_cell := nbformat.from_dict(notebook)).cells[:1]:
+        cell.source += "; lr = 1"
+    nbformat.write(train_cell, tmp_path / "train.ipynb")
     nbformat.write(notebook_of(["import torch_xla.core.xla_model as xm"]), tmp_path / "old.ipynb")
     (tmp_path / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -96,7 +99,7 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     assert "make demo" in commands  # what CI and people run; too long for this test
     once = {tuple(shlex.split(command, comments=True)): command for command in commands}
     for command in once.values():
-        if command.startswith("tpunb "):
+        if command.startswith(("tpunb ", "for ")):
             done = subprocess.run(
                 ["bash", "-c", command.replace("RUN", "notebook")],
                 cwd=tmp_path,

@@ -27,7 +27,6 @@ NOT_RUN = {
     "12_inference_on_all_cores": TRAINING,
     "13_big_batches": TRAINING,
     "14_resume": TRAINING,
-    "15_sweep": "it runs a sweep, which is tpunb's: the notebook that is swept stands alone",
 }
 """Notebooks whose script is not run here: without a TPU and without tpunb."""
 SHORTER = {

@@ -184,22 +184,6 @@ def test_debug_notebook_report_finds_each_fault(tmp_path: Path) -> None:
     assert re.search(r"\d+\.\d% of 1247 digits classified correctly", every[-1])
 
 
-def test_sweep_notebook_with_a_grid(tmp_path: Path) -> None:
-    shutil.copytree(NOTEBOOKS / "sweeps", tmp_path / "sweeps")
-    text = (NOTEBOOKS / "15_sweep.ipynb").read_text()
-    assert text.count("[0.01, 0.1, 0.5]") == text.count("[16, 64]") == 1
-    text = text.replace("[0.01, 0.1, 0.5]", "[0.1, 0.5]").replace("[16, 64]", "[16]")
-    notebook = tmp_path / "15_sweep.ipynb"
-    notebook.write_text(text)
-    said, cells = execute(notebook, tmp_path, cores=None)
-    assert said.count("succeeded on 2 rehearsal cores") == 4
-    table, figure, last = [cell["outputs"][-1] for cell in cells[2:]]
-    assert "4 trials: 4 complete" in "".join(table["data"]["text/plain"])
-    assert "<table>" in "".join(table["data"]["text/html"])
-    assert figure["data"]["image/png"]
-    assert re.fullmatch(r"4 trials; best: .* accuracy 0\.9\d+\n", "".join(last["text"]))
-
-
 def test_notebooks_are_saved_without_outputs() -> None:
     for path in NOTEBOOKS.rglob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]

@@ -126,26 +126,6 @@ def test_files_option_copies_only_changed_files_to_hosts(pod: ReachedPod, nb: Ke
     assert who(train(nb, body).good(), "4 5 6 7 ['numbers.txt']") == EVERY
 
 
-def test_a_sweep_at_a_place(pod: ReachedPod) -> None:
-    import nbformat
-    from nbformat import v4
-
-    cells = [
-        v4.new_code_cell("%load_ext tpunb"),
-        v4.new_code_cell("rate = 1", metadata={"tags": ["parameters"]}),
-        v4.new_code_cell("%%tpu_train\nimport tpunb\ntpunb.log(0, loss=1.0)"),
-    ]
-    nbformat.write(v4.new_notebook(cells=cells), pod.project / "swept.ipynb")
-    words = ["--grid", "rate=2,3", "--metric", "loss", "--on", "pod"]
-    swept = tpunb(pod, "sweep", "swept.ipynb", *words)
-    assert swept.returncode == 0, swept.stdout + swept.stderr
-    assert "2 trials: 2 complete · best loss 1 in trial 0" in swept.stdout
-    for run, rate in zip(list_runs(pod.project / "runs")[-2:], (2, 3), strict=True):
-        assert f"rate = {rate}" in run.script.read_text()
-        result = result_of(run)
-        assert (result.place, len(result.hosts)) == ("pod", 2)
-
-
 def test_the_doctor_of_a_place(pod: ReachedPod) -> None:
     told = tpunb(pod, "doctor", "--on", "pod")
     assert told.returncode == 0, told.stdout

@@ -64,6 +64,40 @@ def test_launch_in_a_loop_in_the_cell_that_defines_the_function(nb: Kernel) -> N
     assert nb.value("tpunb.last_run.returns") == {"value": 0.5}
 
 
+def test_what_on_log_raises_stops_the_run_and_keyword_arguments_are_passed(nb: Kernel) -> None:
+    ran = cell(
+        nb,
+        """
+        class Pruned(Exception):
+            pass
+
+        def train(rate, *, steps):
+            for step in range(steps):
+                tpunb.log(step, loss=rate * step)
+                time.sleep(0.02)
+            return rate
+
+        def report(values, step):
+            seen.append((step, values["loss"]))
+            if values["loss"] >= 2:
+                raise Pruned
+
+        seen = []
+        for steps in (2, 100_000):
+            try:
+                print(tpunb.launch(train, (1.0,), {"steps": steps}, on_log=report, cores=1).value)
+            except Pruned:
+                print("pruned", tpunb.last_run.state)
+        """,
+    ).good()
+    assert "1.0\n" in ran.stdout
+    assert "pruned interrupted\n" in ran.stdout
+    assert nb.value("seen[:5]") == [(0, 0.0), (1, 1.0), (0, 0.0), (1, 1.0), (2, 2.0)]
+    folded, whole = ran.statuses()
+    assert "\n" in whole
+    assert "\n" not in folded, "a run of a loop is one line once the next has begun"
+
+
 def test_launch_with_tensor_and_object_arguments(nb: Kernel) -> None:
     cell(
         nb,

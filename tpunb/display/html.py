@@ -497,7 +497,8 @@ class Card:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"
             rows.append(f'<pre style="{style}">{text}</pre>')
-        rows.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
+        if self.aside:
+            rows.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
         if self.silence:
             rows.append(f"<div>{self.silence}</div>")
         return framed(self.colour, rows)

@@ -160,6 +160,15 @@ class RunView:
         self._status.leave(text)
         self._publish(now)
 
+    def fold(self) -> None:
+        """Reduce the card of a run that has succeeded to one line: the next of a loop begins.
+
+        A terminal has no card.
+        """
+        if self._front.publish is not None and self._status.succeeded:
+            card = self._status.folded().html()
+            self._front.publish({"text/html": card, "text/plain": self._status.line()})
+
     def _show_newest(self, now: float) -> None:
         """Replace the newest lines, if the budget is spent and there are new ones."""
         if self._front.newest is None or not self._budget.newest:

@@ -217,6 +217,17 @@ class RunStatus:
         """True until `end` is called."""
         return self._result is None
 
+    @property
+    def succeeded(self) -> bool:
+        """True once the run has succeeded, with nothing to be said about it."""
+        result = self._result
+        return result is not None and result.state is RunState.SUCCEEDED and not result.remarks()
+
+    def folded(self) -> Card:
+        """Return the card in one line."""
+        facts = [*self._facts(), *self._newest(), *self._costs(), self._folder]
+        return Card(self._colour, self._state(), facts, "")
+
     def state(self) -> tuple[str, ...]:
         """Return the state and the live ranks: a terminal gets a new line when they change."""
         return (self._state(timed=False), *self._ranks())

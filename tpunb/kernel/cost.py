@@ -16,16 +16,14 @@ def confirm(
     options: TrainOptions,
     ask: Callable[[str], str],
     yes: str = "",
-    *,
-    runs: int = 1,
 ) -> None:
-    """Ask the user to confirm `runs` runs if they may cost more than the place's `ask_above`.
+    """Ask the user to confirm a run that may cost more than the place's `ask_above`.
 
     `ask` is called like `input`; `yes` is the option that confirms in advance, as the user writes
     it. Raises TpunbError if the answer is no, or the user cannot be asked.
     """
     if isinstance(target, PlaceTarget) and not options.yes:
-        confirm_cost(target, options.timeout, ask, yes or options.written("yes"), runs=runs)
+        confirm_cost(target, options.timeout, ask, yes or options.written("yes"))
 
 
 def ask_in_kernel(prompt: str) -> str:

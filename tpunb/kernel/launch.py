@@ -9,9 +9,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpunb.runs import callbacks
+from tpunb.runs.callbacks import Callback
 from tpunb.runs.directory import rank_of_run
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
 def launch(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
+    on_log: Callback | None = None,
     cores: Cores | None = None,
     on: str | None = None,
     name: str | None = None,
@@ -45,7 +50,7 @@ def launch(
     replicate: bool = False,
     profile: str | None = None,
 ) -> RunResult:
-    """Run `fn(*args)` on every core, as a `%%tpu_train` cell would, and wait until it ends.
+    """Run `fn(*args, **kwargs)` on every core, as a `%%tpu_train` cell would; wait for its end.
 
         for rate in (0.1, 0.01):
             result = tpunb.launch(train, args=(rate,), cores=4)
@@ -54,9 +59,12 @@ def launch(
     The ranks call the function as the notebook's cells define it: the prelude consists of the
     cells above the running one, and of the statements above the call in the running cell. The
     function is found by its name in the notebook or in a module. Pass values that differ between
-    runs in `args`, which come from the kernel (tensors reach the ranks on the CPU). The options
-    are those of `%%tpu_train`; `name` defaults to the function's name, `raises=False` is
-    `--no-raise`.
+    runs in `args` and `kwargs`, which come from the kernel (tensors reach the ranks on the CPU).
+    The options are those of `%%tpu_train`; `name` defaults to the function's name, `raises=False`
+    is `--no-raise`.
+
+    `on_log(values, step)` is called with the metrics of `tpunb.log` while the run lasts, as by
+    `tpunb.on_log`. An exception that it raises stops the run, and `launch` raises it.
 
     The result's `value` is what the function returned on rank 0. An interrupt
     stops the run, and ends a loop too: it raises KeyboardInterrupt.
@@ -69,9 +77,11 @@ def launch(
     RunError if the run fails.
     """
     given = dict(locals())
+    called = partial(fn, **kwargs) if kwargs else fn
+    here = name or str(getattr(fn, "__name__", "launch"))
     launchers = sys.modules.get("tpunb.backends.launchers")
     if launchers is not None and launchers.are_redirected():
-        return _call_here(fn, args, name, cores)
+        return _call_here(called, args, on_log, here, cores)
     if env_vars.RUN in os.environ:
         raise TpunbError(
             "tpunb.launch was called in the prelude of a run, which cannot start runs of its own: "
@@ -79,17 +89,19 @@ def launch(
         )
     shell = _shell()
     if shell is None:
-        return _call_here(fn, args, name, cores)
+        return _call_here(called, args, on_log, here, cores)
     from tpunb.kernel import calls, magics
     from tpunb.notebook.models import LaunchCall
 
-    del given["fn"], given["args"], given["raises"]
+    for own in ("fn", "args", "kwargs", "on_log", "raises"):
+        del given[own]
     options = _options(**given | {"name": name or calls.name_of(fn), "no_raise": not raises})
     lines = _lines_of_cell(shell)
-    call = calls.write_call(fn, args, shell.user_ns)
+    call = calls.write_call(called, args, shell.user_ns)
     session = magics.load_session(shell)
     line = cell_line(session.history.executions()[-1].source, lines)
-    return session.launch(options, LaunchCall(line, call.source, call.by_file, call.plain))
+    call_of = LaunchCall(line, call.source, call.by_file, call.plain)
+    return session.launch(options, call_of, on_log)
 
 
 def _shell() -> InteractiveShell | None:
@@ -160,7 +172,11 @@ def cell_line(source: str, lines: Sequence[int]) -> int:
 
 
 def _call_here(
-    fn: Callable[..., Any], args: Sequence[Any], name: str | None, cores: Cores | None
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    on_log: Callback | None,
+    name: str,
+    cores: Cores | None,
 ) -> RunResult:
     """Call the function in this process, which is one core."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -169,10 +185,11 @@ def _call_here(
         print(f"cores={cores} is ignored: {world_size} {run}", flush=True)
     here = rank_of_run()
     started = time.time()
-    value = fn(*args)
+    with callbacks.calling(on_log):
+        value = fn(*args)
     return RunResult(
         state=RunState.SUCCEEDED,
-        name=name or str(getattr(fn, "__name__", "launch")),
+        name=name,
         world_size=world_size,
         device="TPU" if os.environ.get("PJRT_DEVICE") == "TPU" else "CPU",
         started=started,

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from tpunb.kernel.supervisor import BorrowedSupervisor, SupervisorProcess
+from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Script, Snapshot
@@ -211,7 +211,6 @@ class Launcher:
         """Supervisors that no later run can use, but that have a background run."""
         self._mirrors: list[MirrorProcess] = []
         """Mirrors of runs at places, which end with this process."""
-        self._borrows = True
         self._fingerprint: object = None
         self._replicate: dict[str, str] = {}
 
@@ -229,8 +228,7 @@ class Launcher:
                 self.retire()
                 supervisor = None
         if supervisor is None:
-            borrowed = BorrowedSupervisor.find(fingerprint) if self._borrows else None
-            supervisor = borrowed or SupervisorProcess(environment.fork_server_environment(env))
+            supervisor = SupervisorProcess(environment.fork_server_environment(env))
             self.supervisor, self._fingerprint = supervisor, fingerprint
         return supervisor
 
@@ -244,7 +242,6 @@ class Launcher:
     def retire(self) -> None:
         """End the supervisor and all its processes, once its background runs have ended."""
         supervisor, self.supervisor = self.supervisor, None
-        self._borrows = False
         if supervisor is not None:
             self._retired.append(supervisor)
         for supervisor in list(self._retired):
@@ -307,8 +304,7 @@ class Launcher:
         if spec.replicate is None and known is not None:
             spec = replace(spec, replicate=known)
         supervisor = self.warm(env)
-        # A detached run ends its supervisor; a borrowed supervisor must serve later kernels.
-        if detached and (supervisor.busy or isinstance(supervisor, BorrowedSupervisor)):
+        if detached and supervisor.busy:  # a detached run ends its supervisor
             supervisor = SupervisorProcess(environment.fork_server_environment(env))
         supervisor.poll()
         spec = replace(spec, warm=supervisor.ready)

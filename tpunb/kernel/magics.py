@@ -16,7 +16,6 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import formatters, front_end
 from tpunb.kernel import completion, options
 from tpunb.kernel.background import BackgroundRun
-from tpunb.kernel.cell_sweep import run_grid
 from tpunb.kernel.options import (
     AttachOptions,
     DebugCellOptions,
@@ -31,7 +30,6 @@ from tpunb.kernel.options import (
 from tpunb.kernel.session import Session
 from tpunb.runs import directory, listing, logs
 from tpunb.runs.result import RunResult
-from tpunb.sweeps.study import Study
 from tpunb.utils import terminal
 
 _Options = TypeVar("_Options")
@@ -116,11 +114,7 @@ class TpuMagics(Magics):
         data.run(chosen, print)
 
     @_cell(options.TRAIN)
-    def tpu_train(
-        self, chosen: TrainOptions, cell: str
-    ) -> RunResult | BackgroundRun | Study | None:
-        if chosen.grid:
-            return run_grid(self.session, chosen, cell)
+    def tpu_train(self, chosen: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         return self.session.train(chosen, cell)
 
     @_cell(options.DEBUG)

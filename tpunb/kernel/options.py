@@ -79,11 +79,6 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _grid(text: str) -> tuple[str, str]:
-    name, values = _assignment(text)
-    return _variable(name.strip()), values
-
-
 def _step_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1 or more)")
@@ -238,15 +233,6 @@ class TrainOptions:
         metavar="PLACE",
         help="run the cell at a place of places.toml, e.g. on all hosts of a pod (default: this "
         "machine)",
-        group=COMMON,
-    )
-    grid: tuple[tuple[str, str], ...] = option(
-        "--grid",
-        type=_grid,
-        repeatable=True,
-        metavar="NAME=V,V",
-        help="run the cell once for each combination of these values, e.g. lr=1e-3,1e-4 or "
-        "seed=0..4, and show a table; the cell's value is a Study (repeatable)",
         group=COMMON,
     )
     name: str | None = option(

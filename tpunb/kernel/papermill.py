@@ -11,7 +11,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +50,8 @@ def run_notebook(
             env_vars.CORES: None if cores is None else str(cores),
         }
         values = {name: parameter(text) for name, text in parameters.items()}
-        with environment(variables), _watched(Path(ran.name)):
-            failure = execute(notebook, output, values, kernel)
+        with _environment(variables), _watched(Path(ran.name)):
+            failure = _execute(notebook, output, values, kernel)
         folders = [directory.RunDir(line) for line in ran.read().splitlines()]
     if failure is not None:
         print(f"tpunb: {failure}", file=sys.stderr)
@@ -62,31 +61,11 @@ def run_notebook(
     return 0 if failure is None and folders and all(succeeded) else 1
 
 
-@dataclass(frozen=True)
-class NotebookFailure:
-    """The reason why not all cells of a notebook ran."""
+def _execute(
+    notebook: Path, output: Path, parameters: Mapping[str, Any], kernel: str
+) -> str | None:
+    """Run all cells with these parameters; return why not all of them ran, or None.
 
-    where: str
-    """The notebook, and the cell if one failed."""
-    reason: str
-    """The cell's traceback, or papermill's message."""
-    headline: str
-    """The reason in one line."""
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.reason}"
-
-
-def execute(
-    notebook: Path,
-    output: Path,
-    parameters: Mapping[str, Any],
-    kernel: str | None = None,
-    **options: Any,
-) -> NotebookFailure | None:
-    """Run all cells with these parameters; return the reason for a failure, or None.
-
-    `kernel`: the kernel's name, by default from `_kernel_name`. `options`: options of nbclient.
     Raises TpunbError for a folder that cannot be written.
     """
     import papermill
@@ -99,35 +78,22 @@ def execute(
             notebook,
             output,
             parameters=dict(parameters),
-            kernel_name=kernel or _kernel_name(notebook),
+            kernel_name=kernel,
             language="python",
             progress_bar=False,
             log_output=False,
             # 40: errors only. ipykernel 7.4 warns about its own TCP sockets, which are local.
             extra_arguments=["--IPKernelApp.log_level=40"],
-            **options,
         )
     except KeyboardInterrupt:
         # nbclient's task ends with the kernel; asyncio would report its unretrieved exception.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         raise
     except PapermillExecutionError as error:
-        cell = f"cell [{error.exec_count}]"
-        reason = _reason(error, output)
-        said = f"{error.ename}: {error.evalue}" if error.traceback else reason
-        headline, _, _ = said.strip().partition("\n")
-        return NotebookFailure(f"{notebook}, {cell}", reason, f"{cell}: {headline}")
+        return f"{notebook}, cell [{error.exec_count}]: {_reason(error, output)}"
     except (PapermillException, DeadKernelError) as error:
-        reason = str(error).strip()
-        # The headline is the first line, whatever it says.
-        return NotebookFailure(str(notebook), reason, next(iter(reason.splitlines()), ""))
+        return f"{notebook}: {str(error).strip()}"
     return None
-
-
-def warm_up() -> None:
-    """Import the modules that `execute` needs."""
-    import papermill.execute  # noqa: F401
-    from nbclient.exceptions import DeadKernelError  # noqa: F401
 
 
 def _report(folder: directory.RunDir) -> bool:
@@ -218,7 +184,7 @@ def _make_folder(output: Path) -> None:
 
 
 @contextmanager
-def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """Context manager: set variables for the notebook's kernel, which inherits the environment."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
@@ -37,8 +36,6 @@ from tpunb.notebook.lint.checks.old_names import RETIRED
 from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
-from tpunb.notebook.trial_cells import defer_parameters
-from tpunb.notebook.trial_cells import with_parameters as with_trial
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.parameters import TAGS
@@ -109,7 +106,6 @@ def prepare_notebook(
     returned: Returned,
     replicate: bool,
     replay: bool,
-    parameters: Mapping[str, object] = MappingProxyType({}),
     backend: BackendName = "xla",
 ) -> PreparedNotebook:
     """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
@@ -117,17 +113,12 @@ def prepare_notebook(
     `cell`: the train cell's body, or a call of
     `tpunb.launch` in the running cell. `notebook`: the path that the user gave. `returned`: values
     that runs returned to the kernel. `replicate`: every rank runs the prelude in any case.
-    `replay`: nothing but `returned` is taken from the kernel. `parameters`: values of a trial.
+    `replay`: nothing but `returned` is taken from the kernel.
     """
     body = None if isinstance(cell, LaunchCall) else cell
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
     if isinstance(cell, LaunchCall):
         snapshot = with_call(snapshot, cell)
-    if env_vars.SWEEP in os.environ:
-        snapshot = defer_parameters(snapshot)
-    if parameters:
-        lines = [f"{name} = {value!r}" for name, value in parameters.items()]
-        snapshot = with_trial(snapshot, "\n".join(lines))
     got, left = returned.by_cell(snapshot.cells), returned.left_by_launches(user_ns)
     held = () if replay else PlainNames(user_ns)
     script, current = convert(snapshot, got, left=left, held=held), Parameters()
@@ -217,8 +208,6 @@ class RunRequest:
     """True if the previous run has shown the same findings of lint."""
     resumed_from: str | None = None
     """The run, folder or URL from whose last checkpoint the run continues."""
-    trial: bool = False
-    """True for a run of `--grid`."""
     call: LaunchCall | None = None
     """The call of `tpunb.launch`; None for a train cell."""
 
@@ -292,7 +281,6 @@ class RunRequest:
             profile=options.profile,
             restored=tuple(self.restored),
             resumed_from=self.resumed_from,
-            trial=self.trial,
             hosts=target.hosts,
             place=target.place_name,
         )
@@ -361,20 +349,15 @@ def find_checkpoints(
 
 
 def _latest_saved(runs: Path, notebook: str | None) -> RunDir:
-    """Return the latest run of a notebook that has saved a checkpoint, and is no trial."""
-    trials = False
+    """Return the latest run of a notebook that has saved a checkpoint."""
     for run in reversed(directory.list_runs(runs)):
         saved = any(run.path.glob("attempts/*/*/saving.txt")) and run.checkpoints.is_dir()
         # `...` equals no path: of a snapshot that cannot be read, nothing is known.
         if saved and records.read_dict(run.snapshot).get("path", ...) == notebook:
-            if not records.read_dict(run.spec).get("trial"):
-                return run
-            trials = True
-    other = "but trials of --grid have; to continue one of them" if trials else ""
+            return run
     raise TpunbError(
         f"--resume {LAST}: no run of this notebook in {runs} has saved a checkpoint"
-        f"{', ' if trials else '; '}{other or 'to continue another run'}, name it with "
-        "--resume RUN (%tpu_runs lists all runs)"
+        "; to continue another run, name it with --resume RUN (%tpu_runs lists all runs)"
     )
 
 

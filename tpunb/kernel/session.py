@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
@@ -52,7 +51,8 @@ from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
 from tpunb.places import kinds, mirror
 from tpunb.places.local import LocalTarget
-from tpunb.runs import directory, last_run, listing, returns, state, tensorboard, upload
+from tpunb.runs import callbacks, directory, last_run, listing, returns, state, tensorboard, upload
+from tpunb.runs.callbacks import Callback
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -111,6 +111,8 @@ class Session:
         self.returned = Returned()
         self.defaults = Defaults()
         self._metadata: Metadata | None = None
+        self._launched: tuple[int | None, RunView | None] = None, None
+        """The cell of the last call of `tpunb.launch`, and the view of its run."""
         self._lint_told: object = None
         self._backend_told: BackendName = "xla"
         self._notes_told: set[str] = set()
@@ -365,8 +367,6 @@ class Session:
 
     def train(self, options: TrainOptions, cell: str) -> RunResult | BackgroundRun | None:
         """`%%tpu_train`: run the cell's body as a train cell and return the result."""
-        if env_vars.SWEEP in os.environ:  # a trial ends only when its runs have ended
-            options = replace(options, detach=False)
         with counted_interrupts() as interrupts:
             front = front_end.current_front_end()
             request = self.prepare(options, cell, interrupts, front)
@@ -400,11 +400,25 @@ class Session:
                 return None
             return self.hand_over(result, options, delivery, told=view.shows_everything)
 
-    def launch(self, options: LaunchOptions, call: LaunchCall) -> RunResult:
+    def launch(
+        self, options: LaunchOptions, call: LaunchCall, on_log: Callback | None = None
+    ) -> RunResult:
         """`tpunb.launch`: the same as `train` for a call in a plain cell.
 
-        Raises LaunchInterrupt if the interrupt key was pressed, even if the run has succeeded.
+        Raises LaunchInterrupt if the interrupt key was pressed, even if the run has succeeded, and
+        what `on_log` raised, after the run has stopped.
         """
+        raised: list[Exception] = []
+
+        def watched(values: dict[str, float], step: int | None) -> None:
+            assert on_log is not None
+            if not raised:
+                try:
+                    on_log(values, step)
+                except Exception as error:  # anything, as optuna.TrialPruned: it is the call's
+                    raised.append(error)
+                    run.stop(Stop(reason=f"on_log raised {type(error).__name__}"))
+
         with counted_interrupts() as interrupts:
             try:
                 front = front_end.current_front_end()
@@ -412,9 +426,17 @@ class Session:
                 run = self.start(request, interrupts)
                 assert isinstance(run, Run)
                 view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
-                result = self.follow(run, view, request, interrupts)
+                cell, earlier = self._launched
+                if earlier is not None and cell == self.history.running():
+                    earlier.fold()
+                with callbacks.calling(on_log and watched):
+                    result = self.follow(run, view, request, interrupts)
                 assert result is not None
+                self._launched = self.history.running(), view
                 self.returned.add_launched(result)
+                if raised:
+                    last_run.result = result
+                    raise raised[0]
                 self.hand_over(result, options, None, told=view.shows_everything)
             except TpunbError as error:
                 if interrupts.count:
@@ -430,12 +452,11 @@ class Session:
         cell: str | LaunchCall,
         interrupts: Interrupts | None = None,
         front: FrontEnd | None = None,
-        parameters: Mapping[str, object] = MappingProxyType({}),
     ) -> RunRequest:
         """Decide everything about a run, and check what can be checked before it starts.
 
         `front` shows the progress while the hosts of a place are checked; an interrupt cancels
-        the check. `parameters`: the values of one trial of `--grid`.
+        the check.
 
         Raises UsageError, and TpunbError for a notebook or a machine that cannot run the cell.
         """
@@ -451,8 +472,6 @@ class Session:
                 "the working directory of this notebook's kernel, which runs use too, was "
                 "deleted: change to another one with `%cd FOLDER`"
             ) from None
-        if options.on is None and (place := os.environ.get(env_vars.ON)):
-            options = replace(options, on=place)
         choice = self.choose_backend(cell if isinstance(cell, str) else "")
         here = self.machine(dict(options.env), choice.backend)
         if options.on is None:
@@ -472,7 +491,6 @@ class Session:
                 returned=self.returned,
                 replicate=options.replicate,
                 replay=options.replay,
-                parameters=parameters,
                 backend=choice.backend,
             )
 
@@ -484,7 +502,6 @@ class Session:
             choice=None if choice.backend in ("xla", self._backend_told) else choice,
             lint_shown=_without_places(request.notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
-            trial=bool(parameters),
         )
 
     def _local_target(
@@ -543,8 +560,7 @@ class Session:
         request.raise_for_lint()
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
-        trials = int(os.environ.get(env_vars.TRIALS, "1"))
-        cost.confirm(request.target, request.options, cost.ask_in_kernel, runs=trials)
+        cost.confirm(request.target, request.options, cost.ask_in_kernel)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         self._backend_told = request.machine.backend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from tpunb.runs import protocol
 from tpunb.runs.protocol import (
@@ -27,9 +26,8 @@ from tpunb.runs.protocol import (
     StartRun,
     StopRun,
 )
-from tpunb.runs.spec import Stop, StopCause
-from tpunb.utils import cpus, env_vars, interrupts, processes, records
-from tpunb.utils.files import write_json
+from tpunb.runs.spec import Stop
+from tpunb.utils import cpus, env_vars, interrupts, processes
 from tpunb.utils.modules import import_path
 
 _SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
@@ -37,11 +35,6 @@ _ROUNDS = 50
 """Rounds of killing left-over processes, 0.02 s each: another may be forked in the meantime."""
 _TAIL = 3000
 """Bytes of a failed supervisor's last output that are kept."""
-
-_ORDERS, _REPORTS, _ABOUT = "orders", "reports", "supervisor.json"
-"""Files in the folder of a lent supervisor."""
-_LENT = "tpunb-lent-"
-"""Prefix of such a folder's name in the temporary directory."""
 
 detached: list[SupervisorProcess] = []
 """Supervisors of detached runs; as children of this process, they must be reaped by it."""
@@ -238,141 +231,3 @@ class SupervisorProcess:
             self._process.stdout.close()
             self._stderr.close()
             self._runs.clear()
-
-
-class LentSupervisor:
-    """A supervisor that serves one kernel after the other and keeps its preludes between them.
-
-    The lending process keeps the ends of two FIFOs open that the borrowers also open, so a
-    borrower's end does not end the supervisor. `env`: as for SupervisorProcess. `fingerprint`:
-    identifies the packages and variables that its fork server cannot change.
-    """
-
-    def __init__(self, env: dict[str, str], fingerprint: str) -> None:
-        _remove_abandoned()
-        self.folder = Path(tempfile.mkdtemp(prefix=_LENT))
-        for name in (_ORDERS, _REPORTS):
-            os.mkfifo(self.folder / name, 0o600)
-        flags = os.O_NONBLOCK | os.O_CLOEXEC
-        orders = os.open(self.folder / _ORDERS, os.O_RDONLY | flags)
-        self._orders = os.open(self.folder / _ORDERS, os.O_WRONLY | os.O_CLOEXEC)
-        self._reports = os.open(self.folder / _REPORTS, os.O_RDONLY | flags)
-        reports = os.open(self.folder / _REPORTS, os.O_WRONLY | os.O_CLOEXEC)
-        os.set_blocking(orders, True)
-        self._process = _popen(orders, reports, subprocess.DEVNULL)
-        os.close(orders)
-        os.close(reports)
-        marked = {**env, env_vars.SUPERVISOR: f"{self._process.pid}-{time.time_ns()}"}
-        preload = Preload(marked, import_path(), sorted(cpus.allowed_cpus()))
-        os.write(self._orders, protocol.encode_message(preload))
-        write_json(self.folder / _ABOUT, {"pid": self._process.pid, "fingerprint": fingerprint})
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def close(self, wait: float = 20.0) -> None:
-        """End the supervisor and all its processes."""
-        os.close(self._orders)
-        try:
-            self._process.wait(wait)
-        finally:
-            os.close(self._reports)
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _remove_abandoned() -> None:
-    """Remove the folders of lenders that were killed: their supervisors ended with them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_LENT}*"):
-        pid = records.read_dict(folder / _ABOUT).get("pid")  # other users' folders: unreadable
-        if isinstance(pid, int) and processes.find_process(pid) is None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-class BorrowedSupervisor(SupervisorProcess):
-    """A kernel's connection to a lent supervisor, which survives `close`.
-
-    Raises OSError if the supervisor has ended, and BlockingIOError while another kernel has
-    borrowed it, as when a notebook runs another one: each would read the other's messages.
-    """
-
-    def __init__(self, folder: Path, pid: int) -> None:
-        self._lock = open(folder / _ABOUT, "rb")  # noqa: SIM115 (as long as it is borrowed)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            borrowed = _Borrowed(folder, pid)
-        except OSError:
-            self._lock.close()
-            raise
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
-        self._connect(cast("subprocess.Popen[bytes]", borrowed))
-        self.ready = True  # if it is not yet, a run waits for it
-        self._closing = False
-
-    @classmethod
-    def find(cls, fingerprint: str) -> BorrowedSupervisor | None:
-        """Connect to the supervisor lent to this kernel; None if it does not fit or has ended."""
-        folder = Path(os.environ.get(env_vars.LENT, ""))
-        about = records.read_dict(folder / _ABOUT) if folder.name else {}
-        if about.get("fingerprint") != fingerprint:
-            return None
-        try:
-            return cls(folder, int(about["pid"]))
-        except OSError:
-            return None
-
-    def close_pipes(self) -> None:
-        """Close this process's ends of the pipes, so that another kernel can borrow it."""
-        super().close_pipes()
-        self._lock.close()
-
-    def begin_close(self) -> None:
-        """Stop the runs of this kernel, once: a second stop would leave them no time to save."""
-        closing, self._closing = self._closing, True
-        for run in [] if closing else list(self._runs):
-            self.stop(Path(run), Stop(StopCause.KERNEL_GONE, "the kernel has ended"))
-
-    def close(self, wait: float = 60.0) -> None:
-        """Disconnect from the supervisor once the runs of this kernel have ended."""
-        self.begin_close()
-        until = time.monotonic() + wait
-        while self._runs and time.monotonic() < until:
-            self.poll()
-            time.sleep(0.01)
-        self.close_pipes()
-        self._stderr.close()
-
-
-class _Borrowed:
-    """The part of subprocess.Popen that SupervisorProcess uses, for another process's child."""
-
-    returncode: int | None = None
-
-    def __init__(self, folder: Path, pid: int) -> None:
-        flags = os.O_NONBLOCK | os.O_CLOEXEC
-        self.pid = pid
-        self.stdin = open(os.open(folder / _ORDERS, os.O_WRONLY | flags), "wb")  # noqa: SIM115
-        os.set_blocking(self.stdin.fileno(), True)
-        self.stdout = open(os.open(folder / _REPORTS, os.O_RDONLY | flags), "rb")  # noqa: SIM115
-        self._process = processes.find_process(pid)
-
-    def poll(self) -> int | None:
-        """Return None while the process lives, then 1: only its parent knows its exit status."""
-        if self.returncode is None and (
-            self._process is None or processes.process_state(self._process) in ("", "Z")
-        ):
-            self.returncode = 1
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return at once: only the lender can wait for the process."""
-        return self.poll() or 0
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal if the process lives."""
-        if self._process is not None:
-            processes.send_signal(self._process, number)

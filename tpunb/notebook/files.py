@@ -9,20 +9,19 @@ from typing import Any
 
 from tpunb.notebook.errors import COMMAND, NotebookError, NotebookNotFoundError
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.utils import files
 
 KINDS = ("code", "markdown", "raw")
 
 
-def load_cells(path: str | os.PathLike[str], *, own: bool = False) -> tuple[Cell, ...]:
-    """Return the cells of a notebook file of nbformat 4, in order. `own`: refuse another user's.
+def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
+    """Return the cells of a notebook file of nbformat 4, in order.
 
     `number` is the execution count in the file, which may be from an earlier kernel. Outputs
     are ignored. Raises NotebookNotFoundError, and NotebookError for a file that cannot
     be read or is not a notebook.
     """
     try:
-        with open(path, encoding="utf-8-sig", opener=files.opener if own else None) as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except FileNotFoundError:
         raise NotebookNotFoundError(str(path), COMMAND) from None

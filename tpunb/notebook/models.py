@@ -11,9 +11,6 @@ from typing import Literal
 from tpunb.runs.spec import Block
 from tpunb.utils.terminal import Printable, Style, join, paint
 
-KEPT = "tpunb-kept"
-"""Tag of a cell that the kernel of a sweep's trial does not run, but its runs do."""
-
 CellKind = Literal["code", "markdown", "raw"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def literal_values(snapshot: Snapshot) -> dict[str, Any]:
     """
     above = snapshot.cells[: snapshot.train]
     tags = ("parameters", "injected-parameters")
-    known = defaults(above, tags)
+    known = _literals(above, tags)
     for cell in parse_cells(replace(snapshot, cells=above, train=None)):
         if not set(tags) & set(above[cell.index].tags):
             for name in bound_names(cell.tree):
@@ -72,8 +72,8 @@ def literal_values(snapshot: Snapshot) -> dict[str, Any]:
     return known
 
 
-def defaults(cells: Iterable[Cell], tags: Iterable[str] = ("parameters",)) -> dict[str, Any]:
-    """Literals that cells tagged `parameters` assign at their top level, by name.
+def _literals(cells: Iterable[Cell], tags: Iterable[str]) -> dict[str, Any]:
+    """Literals that cells with one of these tags assign at their top level, by name.
 
     Other values, such as expressions, are left out: their type is known only when they run.
     """
@@ -94,36 +94,3 @@ def defaults(cells: Iterable[Cell], tags: Iterable[str] = ("parameters",)) -> di
                     except (ValueError, TypeError, SyntaxError):
                         found.pop(target.id, None)
     return found
-
-
-def typed(name: str, value: Any, known: Mapping[str, Any], option: str) -> Any:
-    """Return the value, checked against (and converted to) the type of the notebook's default.
-
-    An int is accepted for a float, and a list for a tuple: papermill writes a list. Raises
-    TpunbError for a value of another type. Any value is accepted if the default is missing or None.
-    """
-    default = known.get(name)
-    if default is None or value is None:
-        return value
-    kind = type(default)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is kind or {type(value), kind} == {list, tuple}:
-        return value
-    raise TpunbError(
-        f"{option} {name}={value!r}: the notebook's default is {default!r}, so {name} is "
-        f"{_a(kind)}, and this is {_a(type(value))}"
-    )
-
-
-def typed_text(name: str, text: str, known: Mapping[str, Any], option: str) -> Any:
-    """Do the same for a value from a command line, where text needs no quotes."""
-    if isinstance(known.get(name), str):
-        value = parameter(text)
-        return value if isinstance(value, str) else text
-    return typed(name, parameter(text), known, option)
-
-
-def _a(kind: type) -> str:
-    article = "an" if kind.__name__[0] in "aeiou" else "a"
-    return f"{article} {kind.__name__}"

@@ -15,24 +15,21 @@ def confirm_cost(
     timeout: float | None,
     ask: Callable[[str], str],
     yes: str,
-    *,
-    runs: int = 1,
 ) -> None:
-    """Ask whether runs with this time-out may start, if they may cost too much together.
+    """Ask whether a run with this time-out may start, if it may cost too much.
 
     `ask` has the signature of `input`; `yes` is the option that answers, as the user writes it.
     Raises TpunbError if the answer is no, or if there is no input.
     """
-    warning = _cost_warning(target, timeout, runs)
+    warning = _cost_warning(target, timeout)
     if warning is None:
         return
-    them = "it" if runs == 1 else "them"
     try:
-        answer = ask(f"{warning}. Start {them}? [y/N] ")
+        answer = ask(f"{warning}. Start it? [y/N] ")
     except (EOFError, StdinNotImplementedError):  # a terminal, or a front end, without input
         raise TpunbError(
-            f"{warning}, and there is no terminal or notebook to ask in: `{yes}` starts {them} "
-            "without asking, --timeout limits what each costs; nothing was started"
+            f"{warning}, and there is no terminal or notebook to ask in: `{yes}` starts it "
+            "without asking, --timeout limits what it costs; nothing was started"
         ) from None
     except KeyboardInterrupt:
         raise TpunbError("interrupted before the run began: nothing was started") from None
@@ -40,14 +37,13 @@ def confirm_cost(
         raise TpunbError(f"not started, as the answer was no. {warning}")
 
 
-def _cost_warning(target: PlaceTarget, timeout: float | None, runs: int) -> str | None:
-    """A warning if the runs may cost more than `ask_above`, otherwise None."""
+def _cost_warning(target: PlaceTarget, timeout: float | None) -> str | None:
+    """A warning if a run may cost more than `ask_above`, otherwise None."""
     allowed, estimate = target.place.settings.ask_above, target.estimate
     most = estimate.most(timeout)
-    if allowed is None or runs < 1 or (most is not None and runs * most <= allowed):
+    if allowed is None or (most is not None and most <= allowed):
         return None
     price = estimate.price
     named = f"{allowed:g}" if price is None else price.amount(allowed)
     told = "".join(f"{line}. " for line in estimate.describe(timeout)[:1])
-    it = "It" if runs == 1 else f"All {runs} runs together"
-    return f"{told}{it} may cost more than {named} (ask_above of [places.{target.place.name}])"
+    return f"{told}It may cost more than {named} (ask_above of [places.{target.place.name}])"

@@ -31,7 +31,6 @@ _LEFT_OUT = (
     "notebook/convert",
     "notebook/lint/checks",
     "notebook/migrate",
-    "sweeps",
 )
 """Parts of the package that are needed only to send a notebook."""
 _UNPACK = '''\

@@ -8,7 +8,8 @@ they get the values that this rank logs. Standard library only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -24,6 +25,8 @@ POLL_INTERVAL = 1.0
 PATIENCE = 10.0
 """Seconds that the end of a run waits for callbacks at most."""
 _callbacks: dict[object, Callback] = {}
+_of_call: list[Callback] = []
+"""Those of `tpunb.launch(on_log=)`, whose errors are the call's."""
 _passed_on: dict[tuple[Path, str], tuple[int, int]] = {}
 """The last attempt and step that this kernel has passed on, by run and metric."""
 
@@ -59,8 +62,23 @@ def forget() -> None:
     _callbacks.clear()
 
 
+@contextmanager
+def calling(callback: Callback | None) -> Iterator[None]:
+    """A block in which `callback` is called as well; what it raises, `call` raises."""
+    if callback is None:
+        yield
+        return
+    _of_call.append(callback)
+    try:
+        yield
+    finally:
+        _of_call.remove(callback)
+
+
 def call(values: Mapping[str, float], step: int | None) -> str:
     """Call all callbacks; return a description of their errors, '' if there are none."""
+    for callback in [*_of_call]:
+        callback(dict(values), step)
     problems = []
     for callback in [*_callbacks.values()]:
         try:
@@ -86,7 +104,7 @@ class RunCallbacks:
 
     def add(self, metric: Metric) -> None:
         if self._thread is None:
-            if not _callbacks:
+            if not (_callbacks or _of_call):
                 return
             # A daemon: a server that does not answer must not keep the kernel from ending.
             self._thread = threading.Thread(target=self._work, name="tpunb-on-log", daemon=True)

@@ -47,10 +47,8 @@ _bucket: str | None = None
 
 
 def default_folder() -> Path:
-    """Return the folder of runs: as chosen for this process or its sweep, otherwise `./runs`."""
-    if _chosen is not None:
-        return _chosen
-    return Path(os.environ.get(env_vars.RUNS) or Path.cwd() / "runs")
+    """Return the folder of runs: as chosen for this process, otherwise `./runs`."""
+    return _chosen or Path.cwd() / "runs"
 
 
 def choose_folder(folder: str) -> Path:

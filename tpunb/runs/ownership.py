@@ -4,15 +4,14 @@ The files of a run are trusted like the user's own: its script runs, values of `
 unpickled, and requests are appended. A folder for runs may be shared, as /tmp is, so other users
 can put forged folders into it. There are two rules:
 
-- the folder of a run or a sweep, and each folder in it, must be this user's, no link, and not
+- the folder of a run, and each folder in it, must be this user's, no link, and not
   writable by others (`why_refused`);
 - the folder that holds these must not let others rename or replace what is in it
   (`why_replaceable`).
 
 Folders above are not judged, because many are shared for good reasons. Whoever can replace a folder
 from there can only lay a folder of his own, which the first rule refuses. A run's folder is held
-open from its beginning (`HeldFolder`), so one that is laid in its place later is noticed; so are
-the folders of a sweep during a trial.
+open from its beginning (`HeldFolder`), so one that is laid in its place later is noticed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Refusal(NamedTuple):
     then: str
     """The consequence for a run, or the fix."""
     otherwise: str = _OWN
-    """The fix for a folder in which runs or sweeps are to be made."""
+    """The fix for a folder in which runs are to be made."""
 
 
 def why_refused(folder: Path) -> Refusal | None:

@@ -277,9 +277,6 @@ class RunSpec:
     resumed_from: str | None = None
     """The run, folder or URL that `--resume` named."""
 
-    trial: bool = False
-    """True for a run of `--grid`, from which `--resume` continues only if it is named."""
-
     hosts: tuple[str, ...] = ()
     """The display names of the hosts in order of node rank; () for this machine only. Each host
     has `world_size / len(hosts)` ranks, and a run folder with the folders of its ranks."""

@@ -19,7 +19,6 @@ from tpunb.notebook.capture.sources import LocatedNotebook
 from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import cell_magics, cells_from_json, load_cells
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.utils import env_vars
 
 SETTLED = 1.0
 """Seconds without a write after which a file counts as saved."""
@@ -119,7 +118,6 @@ def _laid(
 def _read(path: Path) -> tuple[tuple[Cell, ...], float]:
     """Return the cells of a file and the time it was saved.
 
-    A trial's notebook is the sweep's copy, whose path others may have made lead elsewhere.
     Servers overwrite a notebook in place, so a notebook that is being saved is incomplete for a
     moment: it is read again until nothing has been written for a while.
     """
@@ -130,7 +128,7 @@ def _read(path: Path) -> tuple[tuple[Cell, ...], float]:
         except OSError as error:
             raise NotebookError(f"cannot read {path}: {error.strerror}") from error
         try:
-            return load_cells(path, own=env_vars.SWEEP in os.environ), saved
+            return load_cells(path), saved
         except NotebookError:
             if time.time() - saved > SETTLED or time.monotonic() > deadline:
                 raise

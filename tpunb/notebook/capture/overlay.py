@@ -18,7 +18,7 @@ from typing import Any
 
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.files import cell_magics
-from tpunb.notebook.models import KEPT, Cell, LeftOut, Snapshot
+from tpunb.notebook.models import Cell, LeftOut, Snapshot
 
 Key = int | str
 """The index of a cell in the document, or a name for a cell that is not in it."""
@@ -95,7 +95,7 @@ def overlay(
             cells.append(replace(ran, index=len(cells), seconds=run.seconds, executions=every))
             if place < at:
                 notes.ran(cells[-1], cell, run)
-        elif cell is not None and cell.kind == "code" and place < at and KEPT not in cell.tags:
+        elif cell is not None and cell.kind == "code" and place < at:
             left_out.append((replace(cell, index=len(cells), number=None), LeftOut.NEVER_RAN))
         elif cell is not None:
             cells.append(replace(cell, index=len(cells), number=None))
