@@ -30,7 +30,7 @@ from tpunb.utils import files, terminal
 
 pytestmark = pytest.mark.usefixtures("lent")
 
-COMMANDS = ("convert", "run", "lint", "migrate", "diagnose", "submit", "attach", "doctor")
+COMMANDS = ("convert", "run", "lint", "diagnose", "submit", "attach", "doctor")
 LOAD = "%load_ext tpunb"
 PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
 TRAIN = """%%tpu_train --cores {cores}
@@ -100,7 +100,7 @@ class TestConvert:
         assert cli.main(["convert", str(notebook), "--cell", "9"]) == 1
         assert "has no code cell '9'" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("name", ["convert", "run", "lint", "migrate"])
+    @pytest.mark.parametrize("name", ["convert", "run", "lint"])
     def test_a_missing_file_and_a_file_that_is_not_a_notebook(
         self, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -116,7 +116,7 @@ class TestConvert:
 
 
 OLD = """import torch_xla.core.xla_model as xm
-print(xm.xrt_world_size())  # how many
+xm.get_log_fn()  # to print
 xm.mark_step()"""
 
 
@@ -125,8 +125,8 @@ class TestLint:
         assert cli.main(["lint", str(write(tmp_path / "nb.ipynb", "x = 1", OLD))]) == 1
         text = capsys.readouterr().out
         assert text.startswith(
-            "cell [2], line 2: error: `xla_model.xrt_world_size` does not exist in torch_xla 2.9 "
-            "[retired-name]\n    print(xm.xrt_world_size())  # how many\n  → Write "
+            "cell [2], line 2: error: `xla_model.get_log_fn` does not exist in torch_xla 2.9 "
+            "[retired-name]\n    xm.get_log_fn()  # to print\n  → Print "
         )
         assert text.endswith("\n1 error, 1 hint\n")
 
@@ -169,33 +169,6 @@ class TestLint:
         assert program == "tpunb"
         assert cli.make_parser().parse_args([*arguments, "a.ipynb", "b.ipynb"]).notebooks
 
-
-class TestMigrate:
-    def test_migrate_to_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        given = write(tmp_path / "nb.ipynb", "x = 1", OLD)
-        before = given.read_bytes()
-        assert cli.main(["migrate", str(given)]) == 0
-        said = capsys.readouterr().out
-        assert said.startswith(f"wrote {tmp_path}/nb.migrated.ipynb\n")
-        assert "cell [2], line 2: print(xm.xrt_world_size())" in said
-        assert given.read_bytes() == before
-        made = tmp_path / "nb.migrated.ipynb"
-        assert "xr.world_size())  # how many" in made.read_text()
-        assert cli.main(["migrate", str(made), "-o", str(tmp_path / "again.ipynb")]) == 0
-        assert (tmp_path / "again.ipynb").read_bytes() == made.read_bytes()
-        assert cli.main(["lint", str(made)]) == 0
-
-    def test_migrate_diff_writes_nothing(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        given = write(tmp_path / "nb.ipynb", OLD)
-        assert cli.main(["migrate", "--diff", str(given)]) == 0
-        said = capsys.readouterr()
-        assert said.out.startswith("--- cell [1]\n+++ cell [1]\n")
-        assert "-print(xm.xrt_world_size())  # how many\n" in said.out
-        assert "rewritten" in said.err
-        assert list(tmp_path.iterdir()) == [given]
-
     def test_lint_uses_the_rules_of_what_the_code_names(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -205,25 +178,6 @@ class TestMigrate:
         assert cli.main(["lint", "--backend", "torch", str(given)]) == 0
         assert cli.main(["lint", "--backend", "xla", str(given)]) == 1
         assert "[two-tpu-libraries]" in capsys.readouterr().out
-
-    def test_migrate_to_torchtpu(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        given = write(tmp_path / "nb.ipynb", "import torch\nimport torch_xla\ntorch_xla.device()")
-        assert cli.main(["migrate", "--to", "torchtpu", str(given)]) == 0
-        assert 'torch.device(\\"tpu\\")' in (tmp_path / "nb.migrated.ipynb").read_text()
-        given = write(given, "import torch_xla.runtime as xr\nxr.use_spmd()")
-        capsys.readouterr()
-        assert cli.main(["migrate", "--to", "torchtpu", str(given)]) == 1
-        assert "NOT COMPLETE, names of torch_xla are left" in capsys.readouterr().out
-
-    def test_migrate_of_a_notebook_that_trains(self, tmp_path: Path) -> None:
-        launch = "import torch_xla.distributed.xla_multiprocessing as xmp\n"
-        launch += "def f(index):\n    print(index)\nxmp.spawn(f, nprocs=8, start_method='fork')"
-        given = write(tmp_path / "nb.ipynb", launch)
-        assert cli.main(["migrate", "--train", str(given), "-o", str(tmp_path / "new.ipynb")]) == 0
-        sources = [c.source for c in nbformat.read(tmp_path / "new.ipynb", as_version=4).cells]
-        assert sources[0] == "%load_ext tpunb"
-        assert sources[1].startswith("%%tpu_train\n")
-        assert cli.main(["convert", str(tmp_path / "new.ipynb"), "-o", str(tmp_path / "s.py")]) == 0
 
 
 class TestDiagnose:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpunb import data
 from tpunb.data import DataOptions
@@ -96,12 +96,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("convert", ConvertOptions, _convert, "write the script that %%%%tpu_train would run")
     add("run", RunOptions, _run, "run a notebook with papermill")
     add("lint", LintOptions, _lint, "find what would fail, hang or be slow on a TPU")
-    add(
-        "migrate",
-        MigrateOptions,
-        _migrate,
-        "rewrite retired torch_xla names, or torch_xla for TorchTPU",
-    )
     add("diagnose", DiagnoseOptions, _diagnose, "find causes and fixes for a log")
     add(
         "submit",
@@ -337,48 +331,6 @@ def _count(findings: Sequence[Finding]) -> str:
         return "No problems found."
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
-
-
-@dataclass(frozen=True)
-class MigrateOptions:
-    """Options of `tpunb migrate`."""
-
-    notebook: Path = argument("NB.ipynb", help="the notebook", required=True, type=Path)
-    output: Path | None = option(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="OUT.ipynb",
-        help="the notebook to write (default: NB.migrated.ipynb)",
-    )
-    to: Literal["xla", "torchtpu"] = option(
-        "--to",
-        metavar="LIBRARY",
-        choices=("xla", "torchtpu"),
-        default="xla",
-        help="the library of the result: the current torch_xla (xla, the default), or TorchTPU "
-        "(torchtpu); then the exit code is 1 if names of torch_xla are left",
-    )
-    diff: bool = flag("--diff", help="show the changes, write nothing")
-    train: bool = flag("--train", help="also put %%%%tpu_train on cells that start the ranks")
-
-
-def _migrate(chosen: MigrateOptions) -> int:
-    from tpunb.notebook.files import load_cells
-    from tpunb.notebook.migrate import migrate_text
-
-    load_cells(chosen.notebook)  # raises an error that names the file if it is no notebook
-    with open(chosen.notebook, encoding="utf-8", newline="") as file:
-        text, migration = migrate_text(file.read(), train=chosen.train, to=chosen.to)
-    if chosen.diff:
-        sys.stdout.write(migration.diff())
-    else:
-        output = chosen.output or chosen.notebook.with_suffix(".migrated.ipynb")
-        with _writing(output), open(output, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        print(f"wrote {output}")
-    print(migration.report(), file=sys.stderr if chosen.diff else sys.stdout)
-    return 1 if migration.left else 0
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ NAVIGATION = {
         "docs/hosts",
         "docs/places",
         "docs/money",
-        "docs/migrate",
         "docs/frameworks",
         "notebooks/02_spmd",
     ],
@@ -80,7 +79,6 @@ NAVIGATION = {
     "CONTRIBUTING": [
         "docs/architecture",
         "docs/diagnose",
-        "docs/corpus",
         "docs/upstream",
         "docs/words",
         "SECURITY",

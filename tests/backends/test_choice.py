@@ -59,7 +59,7 @@ def test_the_code_decides_then_what_is_installed(
     ("backend", "installed", "on_tpu", "error"),
     [
         ("xla", XLA, False, ""),
-        ("xla", NEW, False, "torch_xla is needed .*tpunb migrate --to torchtpu"),
+        ("xla", NEW, False, "torch_xla is needed .*docs/coming_from.md"),
         ("xla", BOTH, False, "it ends with torch 2.9, but torch 2.13 is installed: "),
         ("xla", OLD, False, r"torch_xla is needed .*'tpunb\[xla\]'` installs a matching pair$"),
         ("xla", NOTHING, False, "torch is needed"),

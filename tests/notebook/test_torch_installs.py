@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpunb.notebook.torch_installs import half_pairs, is_pair, only_the_pair, pinned
+from tpunb.notebook.torch_installs import half_pairs, is_pair, pinned
 
 PINS = {
     "!pip install torch==2.0.0 torchvision==0.15.1": {"torch": "2.0"},
@@ -49,18 +49,3 @@ def test_pair_of_one_release() -> None:
     assert is_pair("pip install torch==2.6.0 'torch_xla[tpu]==2.6.1'")
     assert not is_pair("pip install torch==2.6.0 torch_xla==2.5.0")
     assert not is_pair("pip install torch==2.6.0")
-
-
-@pytest.mark.parametrize(
-    ("command", "only"),
-    [
-        ("!pip install -q torch==2.0.0 torchvision==0.15", True),
-        ("pip install 'torch_xla[tpu]==2.1' -f https://host/libtpu.html", True),
-        ("pip install https://host/torch-nightly-cp38.whl", True),
-        ("pip install torch==2.0 transformers", False),
-        ("pip install torchmetrics torch==2.0", False),
-        ("pip list", False),
-    ],
-)
-def test_whether_it_installs_anything_else(command: str, only: bool) -> None:
-    assert only_the_pair(command) is only

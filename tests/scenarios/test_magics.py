@@ -310,13 +310,13 @@ class TestThatGoesWrong:
 
     def test_lint_refuses_code_that_certainly_fails(self, nb: Kernel) -> None:
         before = len(list_runs(nb.folder / "runs"))
-        old = "import torch_xla.core.xla_model as xm\nprint(xm.xrt_world_size()){}"
+        old = "import torch_xla.core.xla_model as xm\nprint(xm.get_log_fn()){}"
         ran = train(nb, old.format(""))
         assert ran.error is not None
         assert ran.error["ename"] == "LintError"
         assert ran.traceback.startswith(
-            f"LintError: cell [{ran.number}], line 3: `xla_model.xrt_world_size` does not exist in "
-            "torch_xla 2.9 [retired-name]: Write `torch_xla.runtime.world_size()`"
+            f"LintError: cell [{ran.number}], line 3: `xla_model.get_log_fn` does not exist in "
+            "torch_xla 2.9 [retired-name]: Print with `xla_model.master_print`"
         )
         assert "Nothing was started; to run it anyway, put `# tpunb: ignore[" in ran.traceback
         assert len(list_runs(nb.folder / "runs")) == before

@@ -23,7 +23,6 @@ MAGICS = {parser.prog: parser for parser in PARSERS}
         ("%%tpu_train --resume", "", ["20260102-b", "20260101-a"]),
         ("%tpu_logs --level", "", ["warning", "error"]),
         ("%tpu_logs", "20260101", ["20260101-a"]),
-        ("tpunb", "mig", ["migrate"]),
         ("tpunb stop", "2", ["20260102-b", "20260101-a"]),
         ("tpunb run in.ipynb out.ipynb", "--c", ["--cores"]),
         ("tpunb lint", "nb", []),  # a file

@@ -83,7 +83,7 @@ class BackendChoice:
         if self.backend == "xla" and not (installed.torch and installed.has_xla):
             fix = f"`{INSTALL_XLA}` installs a matching pair"
             if installed.has_torchtpu:
-                fix += "; `tpunb migrate --to torchtpu` rewrites the notebook"
+                fix += "; docs/coming_from.md has what TorchTPU calls the names of torch_xla"
             if installed.torch_xla and installed.torch:
                 return SetupError(
                     f"torch_xla is needed for {why}, and it ends with torch 2.9, but torch "

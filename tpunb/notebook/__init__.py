@@ -1,1 +1,1 @@
-"""A notebook: captured from a front end, converted to a script, checked, migrated."""
+"""A notebook: captured from a front end, converted to a script, checked."""

@@ -1,19 +1,19 @@
 """Names, modules, variables and commands of older torch_xla releases, and their replacements.
 
-The tables behind the warnings of `tpunb lint` and the rewrites of `tpunb migrate`. A test checks
-each row against the installed torch_xla 2.9.
+The tables behind the warnings of `tpunb lint`. A test checks each row against the installed
+torch_xla 2.9.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tpunb.notebook.scopes import XM
+from tpunb.backends.xla import old_names
+from tpunb.backends.xla.old_names import PJRT, XM, XMP, XR
 from tpunb.utils.errors import UV_INSTALL
 
-ApiState = Literal["missing", "deprecated", "refused", "ignored", "legacy"]
+ApiState = Literal["missing", "restored", "deprecated", "refused", "ignored", "legacy"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class RemovedApi:
     new: str | None
     """The full dotted name of the replacement; None if there is no direct successor."""
     state: ApiState
-    """State in torch_xla 2.9. `missing`: removed, using it fails. `deprecated`: works and warns (a
+    """State in torch_xla 2.9. `missing`: removed, using it fails. `restored`: removed, but a run of
+    tpunb has it again (`backends.xla.old_names`). `deprecated`: works and warns (a
     variable still has its effect). `refused`: exists, but raises for this use. `ignored`: has
     no effect. `legacy`: works without a warning; there is a better way."""
     advice: str
@@ -34,12 +35,8 @@ class RemovedApi:
     """The release that brought it into this state, if known."""
 
 
-XR = "torch_xla.runtime"
 PL = "torch_xla.distributed.parallel_loader"
-XMP = "torch_xla.distributed.xla_multiprocessing"
-PJRT = "torch_xla.experimental.pjrt"
 DP = "torch_xla.distributed.data_parallel"
-SPMD = "torch_xla.distributed.spmd"
 _LOOP = "Write an ordinary loop over `torch_xla.distributed.parallel_loader.MpDeviceLoader`."
 _BF16 = (
     "Write `model.to(torch.bfloat16)`, or `with torch.autocast('xla', dtype=torch.bfloat16):` "
@@ -54,9 +51,9 @@ _ON_EACH_HOST = (
 )
 
 
-def _now(old: str, new: str, state: ApiState, call: str, note: str = "") -> RemovedApi:
-    """The row of a name that another one replaces: what to write, and a remark."""
-    return RemovedApi(old, new, state, f"Write `{call}`{note}.")
+def _now(old: str, new: str, state: ApiState, call: str) -> RemovedApi:
+    """The row of a name that another one replaces: what to write."""
+    return RemovedApi(old, new, state, f"Write `{call}`.")
 
 
 def _gone(old: str, advice: str, state: ApiState = "missing", *, since: str = "") -> RemovedApi:
@@ -64,18 +61,13 @@ def _gone(old: str, advice: str, state: ApiState = "missing", *, since: str = ""
     return RemovedApi(old, None, state, advice, since)
 
 
-_NO_ARGUMENT = ", which takes no argument"
-_OF_RUNTIME: tuple[tuple[str, str, ApiState], ...] = (
-    ("xrt_world_size", "world_size", "missing"),
-    ("get_ordinal", "global_ordinal", "missing"),
-    ("get_local_ordinal", "local_ordinal", "legacy"),
-)
 NAMES: tuple[RemovedApi, ...] = (
     _now(f"{XM}.xla_device", "torch_xla.device", "deprecated", "torch_xla.device()"),
     _now(f"{XM}.mark_step", "torch_xla.sync", "deprecated", "torch_xla.sync()"),
+    _now(f"{XM}.get_local_ordinal", f"{XR}.local_ordinal", "legacy", f"{XR}.local_ordinal()"),
     *(
-        _now(f"{XM}.{old}", f"{XR}.{new}", state, f"{XR}.{new}()", _NO_ARGUMENT)
-        for old, new, state in _OF_RUNTIME
+        _now(old, new, "restored", new + ("" if passed else "()"))
+        for old, (new, passed) in old_names.NAMES.items()
     ),
     _gone(
         f"{XM}.parse_xla_device",
@@ -109,48 +101,15 @@ NAMES: tuple[RemovedApi, ...] = (
         "Leave it out: bfloat16 has the range of float32, so that losses need no scaling.",
         since="2.9",
     ),
-    _now("torch_xla.experimental.compile", "torch_xla.compile", "missing", "torch_xla.compile"),
     _gone(f"{XR}.using_pjrt", _PJRT_ONLY),
     _gone(f"{PJRT}.using_pjrt", _PJRT_ONLY),
-    _now(f"{PJRT}.rendezvous", f"{XM}.rendezvous", "missing", "xla_model.rendezvous(tag)"),
-    _now(
-        f"{PJRT}.broadcast_master_param",
-        f"{XM}.broadcast_master_param",
-        "missing",
-        "xla_model.broadcast_master_param(model)",
-    ),
-    RemovedApi(f"{PJRT}.spawn", "torch_xla.launch", "missing", f"{_LAUNCH}."),
-    RemovedApi(f"{PJRT}.spawn_threads", "torch_xla.launch", "missing", f"{_LAUNCH}."),
 )
 """Single names. Names in the modules of MODULES count as well: see `lookup_name`."""
 
 MODULES: tuple[RemovedApi, ...] = (
     *(
-        RemovedApi(f"torch_xla_py.{old}", new, "missing", f"Import `{new}`.")
-        for old, new in (
-            ("xla_model", XM),
-            ("data_parallel", DP),
-            ("parallel_loader", PL),
-            ("xla_multiprocessing", XMP),
-            ("utils", "torch_xla.utils.utils"),
-            ("keyd_queue", "torch_xla.utils.keyd_queue"),
-            ("graph_saver", "torch_xla.debug.graph_saver"),
-            ("model_comparator", "torch_xla.debug.model_comparator"),
-        )
-    ),
-    RemovedApi("torch_xla_py", "torch_xla", "missing", "Import `torch_xla`."),
-    RemovedApi(PJRT, XR, "missing", f"Import `{XR}`."),
-    RemovedApi(
-        "torch_xla.experimental.tpu",
-        "torch_xla._internal.tpu",
-        "missing",
-        "Import `torch_xla._internal.tpu`, which is not public.",
-    ),
-    *(
-        RemovedApi(
-            f"torch_xla.experimental.{name}", f"{SPMD}.{name}", "missing", f"Import `{SPMD}`."
-        )
-        for name in ("xla_sharding", "xla_sharded_tensor")
+        RemovedApi(old, new, "restored", f"Import `{new}`.")
+        for old, new in sorted(old_names.MODULES.items(), reverse=True)
     ),
     RemovedApi(
         "torch_xla.experimental.pjrt_backend",
@@ -213,21 +172,7 @@ COMMANDS: tuple[RemovedApi, ...] = (
 )
 """Parts of shell lines by which an outdated command is recognised."""
 
-ADDRESS_GONE = "TPU nodes are gone, and with them their addresses: the TPU is in this machine."
-_ADDRESS = re.compile(
-    r"\btpu_worker;\d+;|\bgrpc://(?:\d+(?:\.\d+){3}:8470|[${(]*\w*tpu|(?P<open>\Z))", re.IGNORECASE
-)
-
 _BY_NAME = {row.old: row for row in NAMES}
-
-
-def is_node_address(text: str, around: str) -> bool:
-    """True if a text is the address of a TPU node: `tpu_worker;0;10.0.0.2:8470`, `grpc://$TPU_ADDR`.
-
-    `grpc://` alone counts if the code around it, which supplies the rest, mentions a TPU.
-    """
-    match = _ADDRESS.search(text)
-    return match is not None and (match["open"] is None or "tpu" in around.lower())
 
 
 def lookup_name(name: str) -> RemovedApi | None:
@@ -238,7 +183,8 @@ def lookup_name(name: str) -> RemovedApi | None:
     row = _BY_NAME.get(name) or _in_module(name)
     if row is None or row.new is None or (next_row := lookup_name(row.new)) is None:
         return row
-    return replace(row, new=next_row.new, advice=next_row.advice)
+    state = "missing" if next_row.state == "missing" else row.state
+    return replace(row, new=next_row.new, state=state, advice=next_row.advice)
 
 
 def _in_module(name: str) -> RemovedApi | None:

@@ -16,7 +16,6 @@ WHY = (
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba)\s+install\b(.*)", re.DOTALL)
 _PIN = re.compile(r"(?<![\w-])(torch(?:[_-]xla)?)(?:\[[^\]]*\])?\s*(?:==|~=|=)\s*(\d+\.\d+)")
 _WHEEL = re.compile(r"(?<!\w)(torch(?:_xla)?)-(nightly|\d+\.\d+)[\w.+%-]*\.whl")
-_OURS = re.compile(r"(?:\S*/)?torch(?:vision|audio|[_-]xla)?(?:[\[=<>~!-].*)?")
 
 _Place = TypeVar("_Place", bound=Hashable)
 
@@ -55,19 +54,3 @@ def half_pairs(commands: Iterable[tuple[_Place, str]]) -> dict[_Place, str]:
         for place, pins in every
         if set(pins.values()) != {CURRENT}
     }
-
-
-def only_the_pair(command: str) -> bool:
-    """True if a command installs only torch, torch_xla, torchvision and torchaudio."""
-    match = _INSTALL.search(command)
-    if match is None:
-        return False
-    words = [word.strip("'\"") for word in re.split(r"\s+", match[1].strip())]
-    packages = [
-        word
-        for before, word in zip(["", *words], words, strict=False)
-        # An address that follows an option is an index, unless it is the address of a wheel.
-        if not word.startswith("-")
-        and not (before.startswith("-") and "://" in word and not word.endswith(".whl"))
-    ]
-    return bool(packages) and all(_OURS.fullmatch(package) for package in packages)

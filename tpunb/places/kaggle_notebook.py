@@ -30,7 +30,6 @@ _LEFT_OUT = (
     "notebook/capture",
     "notebook/convert",
     "notebook/lint/checks",
-    "notebook/migrate",
 )
 """Parts of the package that are needed only to send a notebook."""
 _UNPACK = '''\

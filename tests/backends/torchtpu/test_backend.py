@@ -157,7 +157,7 @@ def test_torch_xla_is_missed_where_the_code_needs_it(nb: Kernel) -> None:
         "MissingPackageError: torch_xla is needed for %%tpu_train (cell ["
     )
     assert "] has `import torch_xla`) and is not installed: " in ran.red_line
-    assert "tpunb migrate --to torchtpu" in ran.red_line
+    assert "docs/coming_from.md" in ran.red_line
 
 
 def test_cells_of_the_kernel_have_the_rehearsed_device(nb: Kernel) -> None:

@@ -85,7 +85,7 @@ def test_removed_names_called_by_a_library_name_both() -> None:
         (
             "AttributeError: module 'torch_xla.core.xla_model' has no attribute 'get_ordinal'",
             "torch_xla no longer has `torch_xla.core.xla_model.get_ordinal`.",
-            "Write `torch_xla.runtime.global_ordinal()`, which takes no argument.",
+            "Write `torch_xla.runtime.global_ordinal()`.",
         ),
         (
             "ModuleNotFoundError: No module named 'torch_xla.experimental.pjrt'",

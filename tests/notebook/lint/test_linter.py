@@ -18,7 +18,7 @@ from tpunb.notebook.lint.linter import UNKNOWN, lint
 from tpunb.notebook.models import Snapshot
 from tpunb.runs import arguments
 
-OLD = "n = xm.xrt_world_size()"
+OLD = "n = xm.get_log_fn()"
 
 
 def certain(*sources: str) -> list[str]:
@@ -26,7 +26,7 @@ def certain(*sources: str) -> list[str]:
 
 
 def test_findings_come_in_order_of_the_notebook() -> None:
-    findings = found("xm.x()", IMPORTS, "a = 1\nn = xm.get_ordinal()", "xm.mark_step()\n" + OLD)
+    findings = found("xm.x()", IMPORTS, "a = 1\nn = xm.get_log_fn()", "xm.mark_step()\n" + OLD)
     assert [(finding.cell, finding.line, finding.rule) for finding in findings] == [
         (3, 2, "retired-name"),
         (4, 1, "old-name"),
@@ -41,11 +41,11 @@ def test_the_json_form_has_six_keys_and_the_text_shows_the_line() -> None:
         "severity": "error",
         "cell": 2,
         "line": 2,
-        "message": "`xla_model.xrt_world_size` does not exist in torch_xla 2.9",
+        "message": "`xla_model.get_log_fn` does not exist in torch_xla 2.9",
         "fix": finding.fix,
     }
     assert str(finding) == (
-        "cell [2], line 2: error: `xla_model.xrt_world_size` does not exist in torch_xla 2.9 "
+        "cell [2], line 2: error: `xla_model.get_log_fn` does not exist in torch_xla 2.9 "
         f"[retired-name]\n    {OLD}\n  → {finding.fix}"
     )
 
@@ -58,11 +58,11 @@ def test_the_json_form_has_six_keys_and_the_text_shows_the_line() -> None:
         OLD + "  # as ever  # tpunb: ignore[old-name, retired-name]",
         "# tpunb: ignore[retired-name]\na = 1\n" + OLD,
         "# tpunb: ignore\n\n" + OLD,
-        "n = max(  # tpunb: ignore[retired-name]\n    1,\n    xm.xrt_world_size(),\n)",
-        "n = max(\n    1,\n    xm.xrt_world_size(),  # tpunb: ignore[retired-name]\n)",
+        "n = max(  # tpunb: ignore[retired-name]\n    1,\n    xm.get_log_fn(),\n)",
+        "n = max(\n    1,\n    xm.get_log_fn(),  # tpunb: ignore[retired-name]\n)",
         f"%matplotlib inline\nif True:\n    {OLD}  # tpunb: ignore",
         "!python env-setup.py  # tpunb: ignore[retired-command]",
-        "if xm.xrt_world_size():  # tpunb: ignore[retired-name]\n    pass",
+        "if xm.get_log_fn():  # tpunb: ignore[retired-name]\n    pass",
     ],
 )
 def test_a_comment_silences(cell: str) -> None:
@@ -115,9 +115,9 @@ def test_certain_failures_are_certain(cells: tuple[str, ...]) -> None:
         (IMPORTS, f"try:\n    {OLD}\nexcept AttributeError:\n    n = xr.world_size()", TRAIN),
         (IMPORTS, f"with suppress(AttributeError):\n    {OLD}", TRAIN),
         (IMPORTS, f"for _ in range(0):\n    {OLD}", TRAIN),
-        (IMPORTS, "n = xm.xrt_world_size() if old else 1", TRAIN),
-        (IMPORTS, "n = old and xm.xrt_world_size()", TRAIN),
-        (IMPORTS, "f = lambda: xm.xrt_world_size()", TRAIN),
+        (IMPORTS, "n = xm.get_log_fn() if old else 1", TRAIN),
+        (IMPORTS, "n = old and xm.get_log_fn()", TRAIN),
+        (IMPORTS, "f = lambda: xm.get_log_fn()", TRAIN),
         (IMPORTS, f"def f():\n    {OLD}", TRAIN),
         (IMPORTS, f"def f():\n    return 1\n    {OLD}", "%%tpu_train\nf()"),
         (IMPORTS, f"@skip\ndef f():\n    {OLD}", "%%tpu_train\nf()"),
@@ -185,7 +185,7 @@ def test_lint_imports_no_library_that_is_slow() -> None:
         "del x, y[0]\nglobal z\nprint(*a, **b)\nlambda *a, k=1, **b: (yield)",
         "def f[T](x: T) -> T: ...\ntype A[T] = list[T]",
         "f'{x!r:>{width}}'\nx: int\n(y := 3)\n@d\nclass A(B, metaclass=C): x = 1",
-        "\r\nx = 1\r\rn = xm.xrt_world_size()\r\n",
+        "\r\nx = 1\r\rn = xm.get_log_fn()\r\n",
         "x = !ls\ny = %env HOME\nprint?",
     ],
 )
@@ -330,7 +330,7 @@ def test_code_that_needs_a_gpu_stops_a_run_that_certainly_reaches_it(
 def test_findings_about_the_train_cell_are_marked() -> None:
     cells = (
         IMPORTS,
-        "m = nn.Linear(2, 2)\nx = xm.get_ordinal()",
+        "m = nn.Linear(2, 2)\nx = xm.get_log_fn()",
         "def f():\n    m.cuda()",
         "%%tpu_train\nf()\nbreakpoint()\nSGD(m.parameters())",
         "print(m)",
@@ -355,7 +355,7 @@ def test_modules_of_a_train_cell_that_cells_below_use() -> None:
 
 
 def test_a_module_that_a_cell_writes_is_a_separate_program() -> None:
-    module = "%%writefile train.py\nimport torch_xla.core.xla_model as xm\n\nxm.xrt_world_size()\ny"
+    module = "%%writefile train.py\nimport torch_xla.core.xla_model as xm\n\nxm.get_log_fn()\ny"
     cells = ("x = 1", module, OLD, "print(x)")
     found = lint(notebook(IMPORTS, *cells))
     assert [(f.cell, f.line, f.rule) for f in found] == [
@@ -364,7 +364,7 @@ def test_a_module_that_a_cell_writes_is_a_separate_program() -> None:
         (4, 1, "retired-name"),
     ]
     assert not any(finding.certain for finding in found)
-    assert lint(notebook("%%writefile notes.txt\nxm.xrt_world_size()")) == []
+    assert lint(notebook("%%writefile notes.txt\nxm.get_log_fn()")) == []
 
 
 def test_installs_that_disagree_are_named_as_such() -> None:

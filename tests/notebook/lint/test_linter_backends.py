@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.notebook.lint.notebooks import notebook
-from tests.notebook.migrate.notebooks import notebook as ipynb
-from tests.notebook.migrate.notebooks import sources
-from tests.notebook.migrate.torchtpu.examples import COMPLETE
 from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.lint.linter import lint
-from tpunb.notebook.migrate import migrate
 from tpunb.runs.spec import BackendName
 
 IMPORTS = """
@@ -140,10 +136,3 @@ def test_fixes_are_those_of_the_backend() -> None:
         "write `.to('tpu')`; check `torch.cuda.is_available()` before code that needs a GPU",
         "write `init_process_group('tpu_dist')`",
     ]
-
-
-@pytest.mark.parametrize("name", COMPLETE)
-def test_migrated_notebooks_have_no_errors(name: str) -> None:
-    made = sources(migrate(ipynb(*COMPLETE[name]), to="torchtpu"))
-    findings = lint(notebook(*made), backend="torchtpu")
-    assert not [finding for finding in findings if finding.severity == "error"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
-from tpunb.backends.xla import counters, device, loaders, runtime
+from tpunb.backends.xla import counters, device, loaders, old_names, runtime
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
 
@@ -27,7 +27,8 @@ class XlaBackend:
     has_programs = True
 
     def warm(self, device: Device) -> None:
-        """Do nothing: the imports are all that can be done ahead."""
+        """The imports are all that can be done ahead; what the cells import may be of old."""
+        old_names.restore()
 
     def fork_problem(self) -> str | None:
         """An initialised XLA runtime does not survive a fork (measured, torch_xla 2.9)."""

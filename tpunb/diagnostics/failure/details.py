@@ -100,7 +100,7 @@ def explain_name(message: str) -> tuple[str, str] | None:
     module, name = match["module"] or match["source"], match["name"] or match["imported"]
     full = match["lost"] or f"{module}.{name}"
     old = removed_apis.lookup_name(full)
-    if old is not None and old.state == "missing":
+    if old is not None and old.state in ("missing", "restored"):
         return f"torch_xla no longer has `{full}`.", old.advice
     if module is None:
         return None

@@ -12,9 +12,6 @@ from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.rules import XLA, Hit, rule
 from tpunb.notebook.scopes import Site, imported, literal
 
-_MIGRATE = "`tpunb migrate` does it for the whole notebook."
-_MARK = "`tpunb migrate` marks each place."
-
 
 def _uses(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedApi]]:
     """Yield every use of a name of the table: an import, or an attribute or name that is read."""
@@ -41,7 +38,11 @@ def _uses(notebook: NotebookIndex) -> Iterator[tuple[Site, removed_apis.RemovedA
     imports = (pair for site in notebook.sites.imports for pair in imported(site.node))
     for name, full in dict(imports).items():
         row = removed_apis.lookup_name(full) if full else None
-        if row is not None and row.state != "missing" and row not in removed_apis.MODULES:
+        if (
+            row is not None
+            and row.state not in ("missing", "restored")
+            and row not in removed_apis.MODULES
+        ):
             for site in notebook.sites.loads(name):
                 yield site, row
 
@@ -107,19 +108,16 @@ RETIRED = "retired-name"
     "numpy 2 does not have",
     why="ImportError, AttributeError or TypeError when the line runs (each name was looked up in "
     "torch_xla 2.9.0, lightning 2.6.6, transformers 5.24.0 and numpy 2.4.6)",
-    fix="use its replacement; `tpunb migrate` rewrites names of torch_xla",
+    fix="use its replacement",
     kernel=True,
 )
 def _retired_name(notebook: NotebookIndex) -> Iterator[Hit]:
     for site, row in _uses(notebook):
         if row.state == "missing" and not _for_old_releases(site):
-            # `tpunb migrate` changes neither getattr() nor names of `import *`.
-            star = isinstance(site.node, ast.Name) and not notebook.sites.binds(site.node.id)
-            by_hand = star or isinstance(site.node, ast.Call)
             yield Hit(
                 site,
                 f"`{_short(row.old)}` does not exist in torch_xla 2.9",
-                row.advice if by_hand else f"{row.advice} {_MIGRATE if row.new else _MARK}",
+                row.advice,
                 certain=row.since != "2.9",  # the torch_xla 2.8 of Kaggle has it
             )
     for site, what, fix in (*_numpy(notebook), *_lightning(notebook), *_transformers(notebook)):
@@ -182,24 +180,27 @@ def _transformers(notebook: NotebookIndex) -> Iterator[tuple[Site, str, str]]:
         yield site, "`transformers.AdamW` does not exist since transformers 4.50", fix
 
 
+_STATES = {"deprecated": "is deprecated", "restored": "is gone from torch_xla"}
+
+
 @rule(
     "old-name",
     "hint",
-    what="a name of torch_xla that still works but has a successor",
-    why="deprecated names warn, and may be removed in the next release (torch_xla 2.9.0, "
+    what="a name of torch_xla that works, in runs of tpunb at least, but has a successor",
+    why="removed names exist in runs only; deprecated ones warn (torch_xla 2.9.0, "
     "core/xla_model.py: `@deprecated`)",
-    fix="use the current name; `tpunb migrate` rewrites the notebook",
+    fix="use the current name",
     kernel=True,
     backends=XLA,
 )
 def _old_name(notebook: NotebookIndex) -> Iterator[Hit]:
     seen = set()
     for site, row in _uses(notebook):
-        if row.state in ("deprecated", "legacy") and row.old not in seen:
+        if row.state in ("restored", "deprecated", "legacy") and row.old not in seen:
             if isinstance(site.node, ast.ImportFrom):
                 continue  # reported at its uses
             seen.add(row.old)
-            word = "is deprecated" if row.state == "deprecated" else "is the old way"
+            word = _STATES.get(row.state, "is the old way")
             fix = row.advice
             if row.new == "torch_xla.launch" and site.cell.part != "train":
                 fix += " In a notebook without %%tpu_train it needs start_method='fork'."

@@ -36,7 +36,7 @@ STRINGS = {"xla": "tpu", "torchtpu": "xla"}
     why="torch_xla 2.9 needs torch 2.9 and torch_tpu 0.2.0 needs torch 2.11 or later, so that one "
     "of the imports fails, and neither library has the other's device (the requirements of both "
     "packages)",
-    fix="use one of them: `tpunb migrate NB.ipynb --to torchtpu` rewrites the names of torch_xla",
+    fix="use one of them",
     backends=TPUS,
 )
 def _two_tpu_libraries(notebook: NotebookIndex) -> Iterator[Hit]:

@@ -1,1 +1,0 @@
-"""The rewrites of `tpunb migrate`, one module for each kind of change."""

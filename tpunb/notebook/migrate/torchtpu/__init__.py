@@ -1,1 +1,0 @@
-"""Rewrite notebooks of torch_xla for TorchTPU: `tpunb migrate --to torchtpu`."""
