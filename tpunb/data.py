@@ -2,36 +2,27 @@
 
 Kaggle's datasets, models and competitions are downloaded with kagglehub: DIR becomes a link to
 kagglehub's copy, in its cache or in the mounted inputs of a Kaggle notebook. Everything else that
-has a URL is read through fsspec, into
-
-    DIR/…                          the files
-    DIR/.tpunb-data/record.json    the sizes of the downloaded files, by source
-    DIR/.tpunb-data/*.part         incomplete files, named for the file and its version
+has a URL is read through fsspec, into DIR; DIR/.tpunb-data has what is not complete yet, and
+record.json: the sizes of the downloaded files, by source.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import fcntl
 import filecmp
 import hashlib
 import json
-import lzma
 import os
 import re
 import shutil
-import stat
 import sys
 import tarfile
-import tempfile
-import threading
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -46,27 +37,12 @@ WORK = ".tpunb-data"
 DEFAULT = Path("data")
 """Folder that holds one folder for each source if --to is not given."""
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-PARALLEL = 8
-"""Files of a folder that are copied at the same time: each waits for its first byte."""
-CHUNK = 8 << 20
-"""Bytes of a read: most of fsspec's file systems send one request for each read."""
-TRIES = 5
-"""Attempts in a row that may fail, by a lost connection, without any progress."""
-PAUSE = 1.0
-"""Seconds before the second attempt; each later pause is twice as long."""
 READ_TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as lost."""
+"""Seconds without a byte after which a web server counts as lost."""
 _WEB = ("http://", "https://")
-_BUSY = (429, 500, 502, 503, 504)  # HTTP status codes of temporary errors
-_VERSION = "generation ETag etag md5Hash LastModified Last-Modified mtime created".split()
-"""Fields of fsspec's file infos that change with the content."""
-_NETWORK = ("aiohttp", "asyncio", "botocore", "requests", "urllib3")
-"""Libraries whose errors for a lost connection are not OSErrors."""
 
 Say = Callable[[str], None]
 """Shows a line to the user."""
-Update = Callable[[int], object]
-"""Adds a number of bytes to the progress."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +85,7 @@ def run(options: DataOptions, say: Say) -> None:
             download(options.source, to, say, unpack=not options.no_unpack)
     except OSError as error:
         raise DataError(
-            f"{error.strerror or error}; run it again to resume: complete parts of the download "
-            "are kept"
+            f"{error.strerror or error}; run it again: complete files are kept"
         ) from error
 
 
@@ -130,23 +105,19 @@ def download(source: str, to: Path | None, say: Say, *, unpack: bool = True) -> 
     key = f"{name}?{_digest(source)}" if "?" in source else name
     key += "" if unpack else " --no-unpack"
     folder = to or DEFAULT / _folder_name(name)
-    work = folder / WORK
-    with _locked(work):
+    with _locked(folder / WORK) as work:
         record: dict[str, dict[str, int]] = {}  # the sizes of each source's files
         with contextlib.suppress(OSError, ValueError):
             record = json.loads((work / "record.json").read_bytes())
-        sizes = record.get(key)
-        if sizes is not None and _sizes(folder, sizes) == sizes:
+        if (sizes := record.get(key)) is not None and _sizes(folder, sizes) == sizes:
             say(f"{name} is already in {folder} ({_count(sizes)}); nothing was downloaded")
             return folder
-        remote = _retry(lambda: _list_remote(*_file_system(source), name), name)
-        first, file = next(iter(remote.items()))
+        with _explained(name):
+            remote = Remote(source, name)
         # Archives are recognised by name, because .npz and .docx files are zips too. Those in a
         # bucket's folder stay packed.
-        if file.url == name and unpack and first.lower().endswith(ARCHIVES):
-            names = _fetch_archive(file, first, folder, work)
-        else:
-            names = _fetch_files(remote, folder, work)
+        packed = unpack and remote.alone.lower().endswith(ARCHIVES)
+        names = (_take_archive if packed else _take_files)(remote, folder, work)
         record[key] = _sizes(folder, names)
         write_json(work / "record.json", record)
     say(f"{name}: {_count(record[key])} in {folder}")
@@ -170,7 +141,7 @@ def _folder_name(url: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[Path]:
     """Create the folder and lock it for this process; remove it again if it is empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +151,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            yield
+            yield folder
         finally:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
@@ -204,114 +175,103 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
-def _need_room(folder: Path, count: int, what: str) -> None:
-    """Raise DataError unless the disk of `folder` has room for `count` more bytes."""
-    free = shutil.disk_usage(folder).free
-    if count > free:
-        raise DataError(
-            f"{what} needs {text.size(count)}, but the disk of {folder} has only {text.size(free)} "
-            "free: free some space, or name a folder on a larger disk with --to"
-        )
-
-
-def _refuse_taken(folder: Path, names: Iterable[str]) -> None:
-    """Raise DataError if the path of one of the files is taken."""
-
-    def is_taken(path: Path) -> bool:
-        return os.path.lexists(path) or any(map(Path.is_file, path.parents))
-
-    taken = [name for name in names if is_taken(folder / name)]
-    fix = "overwritten: move them away, or name another folder with --to"
-    _refuse_overwriting(str(folder), taken, fix)
-
-
-def _refuse_overwriting(folder: str, names: list[str], fix: str) -> None:
-    if names:
-        first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+def _refuse_overwriting(folder: object, names: Iterable[str], fix: str) -> None:
+    if taken := sorted(names):
+        first = ", ".join(taken[:3]) + (", …" if len(taken) > 3 else "")
         raise DataError(f"{folder} has other files with these names: {first}. Nothing was {fix}")
 
 
-def _in_parallel(action: Callable[[str, Update], None], names: list[str], total: int) -> None:
-    """Call `action` for each name, several at a time, with a progress bar of `total` bytes.
-
-    The first failure, or Ctrl-C, ends the others at their next update.
-    """
-    stopped = threading.Event()
-    what = names[0] if len(names) == 1 else f"{len(names)} files"
-    with _progress_bar(what, total) as bar, ThreadPoolExecutor(PARALLEL) as pool:
-
-        def update(count: int) -> None:
-            if stopped.is_set():
-                raise DataError("stopped")
-            bar.update(count)
-
-        try:
-            list(pool.map(lambda name: action(name, update), names))
-        except BaseException:
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _move(files: Mapping[str, Path], folder: Path) -> None:
+    """Move files to their names in a folder. Raises DataError, before that, if one is taken."""
+    fix = "overwritten: move them away, or name another folder with --to"
+    taken = [n for n in files if any(map(Path.is_file, (folder / n).parents))]
+    taken += [
+        n
+        for n, path in files.items()
+        if os.path.lexists(folder / n)
+        and not ((folder / n).is_file() and filecmp.cmp(path, folder / n, shallow=False))
+    ]
+    _refuse_overwriting(folder, taken, fix)
+    for name, path in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        path.replace(folder / name)
 
 
-def _progress_bar(what: str, total: int | None) -> Any:
-    """Return a progress bar on standard output: a saved notebook would not contain a widget."""
-    from tqdm.std import tqdm
+def _check_name(source: str, name: str) -> None:
+    """Raise DataError for a name that leads out of the folder, or to tpunb's own files."""
+    path, problem = PurePosixPath(name), ""
+    if any(part.casefold() == WORK for part in path.parts):
+        problem = "is where tpunb keeps its own files"
+    if path.is_absolute() or ".." in path.parts or "\\" in name:
+        problem = "leads out of the folder"
+    if problem:
+        raise DataError(f"{source}: {name!r} {problem}, so {source} is not used at all")
 
-    watched = sys.stdout.isatty() or "ipykernel" in sys.modules
-    options: Any = {"unit": "B", "unit_scale": True, "delay": 0.5, "leave": False}
-    return tqdm(desc=what, total=total, file=sys.stdout, disable=not watched, **options)
+
+# --- What is behind a URL ---
 
 
-# --- Files behind a URL ---
+class Remote:
+    """A file, or all files of a folder, in one of fsspec's file systems."""
 
+    def __init__(self, url: str, name: str) -> None:
+        """`name`: the URL for messages."""
+        self.name = name
+        self.system, path = _file_system(url)
+        found = {path: self.system.info(path)} if url.startswith(_WEB) else {}
+        found = found or self.system.find(path, detail=True)
+        if not found:
+            raise FileNotFoundError(path)
+        self.alone = ""
+        """The name of the file, if it is a single one."""
+        if [*found] == [path]:  # fsspec's own `find` returns no info for a single file
+            self.alone = unquote(urlsplit(path.rstrip("/").rpartition("/")[2]).path) or "index"
+            _check_name(name, self.alone.replace("/", "\\"))
+            self.files = {self.alone: (path, (found[path] or self.system.info(path)))}
+            return
+        root = path.rstrip("/")
+        relative = {place.removeprefix(f"{root}/"): place for place in sorted(found)}
+        # Empty objects stand for folders; a download to there has left its own files.
+        self.files = {
+            n: (place, found[place])
+            for n, place in relative.items()
+            if not place.endswith("/") and WORK not in PurePosixPath(n).parts
+        }
+        for n in self.files:
+            _check_name(name, n)
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file in one of fsspec's file systems."""
-
-    system: Any
-    path: str
-    url: str
-    """Its name in messages."""
-    info: Mapping[str, Any]
-
-    @property
-    def size(self) -> int | None:
+    def size(self, name: str) -> int | None:
         """Bytes; None if the server does not report them."""
-        size: int | None = self.info.get("size")
+        size: int | None = self.files[name][1].get("size")
         return size
 
-    @property
-    def version(self) -> str:
-        """A string that changes with the content; '' if the server has none but a weak ETag."""
-        values = (str(self.info.get(field) or "") for field in _VERSION)
-        return next((v for v in values if v and not v.startswith("W/")), "")
+    def fetch(self, names: list[str], work: Path, *, room: int = 1) -> dict[str, Path]:
+        """Download into a folder of `work`; a file that is complete there is not requested again.
 
-    @property
-    def checksum(self) -> str | None:
-        """The md5 of Google's store and others; ETags may depend on more than the content."""
-        md5 = self.info.get("md5Hash") or self.info.get("Content-MD5")
-        return md5 if md5 and len(md5) == 24 else None  # base64; some stores use other forms
-
-    def refreshed(self) -> RemoteFile:
-        """Return this file with the server's current information."""
-        with _explained(self.url):
-            self.system.invalidate_cache()
-            return replace(self, info=self.system.info(self.path))
-
-    def has_content_of(self, path: Path) -> bool:
-        """True if a local file has the same size, and the store's checksum if there is one."""
-        if not path.is_file() or self.size not in (None, path.stat().st_size):
-            return False
-        return self.checksum is None or self.checksum == _md5(path)
-
-
-def _md5(path: Path) -> str:
-    checksum = hashlib.md5(usedforsecurity=False)
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            checksum.update(chunk)
-    return base64.b64encode(checksum.digest()).decode()
+        `room`: how often the files must fit on the disk. Raises DataError.
+        """
+        part = work / _digest(repr(sorted(self.files.items())))  # another for another version
+        left = [n for n in names if not _sizes(part, [n]) or _sizes(part, [n])[n] != self.size(n)]
+        need, free = room * sum(self.size(n) or 0 for n in left), shutil.disk_usage(work).free
+        if need > free:
+            raise DataError(
+                f"{self.name} needs {text.size(need)}, but the disk of {work.parent} has only "
+                f"{text.size(free)} free: free some space, or name a folder on a larger disk with "
+                "--to"
+            )
+        for n in left:
+            (part / n).parent.mkdir(parents=True, exist_ok=True)
+        with _explained(self.name), _progress(self.name, len(left)) as bar:
+            if len(left) == 1:  # bytes are counted, not files
+                self.system.get_file(self.files[left[0]][0], str(part / left[0]), callback=bar)
+            elif left:
+                paths = [self.files[n][0] for n in left]
+                self.system.get(paths, [str(part / n) for n in left], callback=bar)
+        for n in left:
+            if self.size(n) not in (None, (part / n).stat().st_size):
+                (part / n).unlink()
+                raise DataError(f"{self.name}: {n} came incomplete: run it again")
+        return {n: part / n for n in names}
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -326,7 +286,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         limits = aiohttp.ClientTimeout(
             total=None, sock_connect=READ_TIMEOUT, sock_read=READ_TIMEOUT
         )
-        # trust_env: use proxies. identity: compressed responses have no ranges.
+        # trust_env: use proxies. identity: the length is that of the file.
         options["client_kwargs"] = {"trust_env": True, "timeout": limits}
         options["headers"] = {"Accept-Encoding": "identity"}
     try:
@@ -337,187 +297,91 @@ def _file_system(url: str) -> tuple[Any, str]:
     return system, path
 
 
-def _list_remote(system: Any, path: str, url: str) -> dict[str, RemoteFile]:
-    """Return the file at a path, or all files of the folder, keyed by their names in DIR."""
-    web, root = url.startswith(_WEB), path.rstrip("/")
-    alone = root.rpartition("/")[2]
-    if web:
-        alone = unquote(urlsplit(alone).path) or "index"
-        _check_name(url, alone, single=True)
-    with _explained(url):
-        infos = {path: system.info(path)} if web else system.find(path, detail=True)
-        if not infos:
-            raise FileNotFoundError(path)
-        if set(infos) == {path}:  # fsspec's own `find` returns no info for a single file
-            return {alone: RemoteFile(system, path, url, infos[path] or system.info(path))}
-    files = {}
-    for place, info in sorted(infos.items()):
-        name = place.removeprefix(f"{root}/")
-        # Skip empty objects that stand for folders, and the work files of a download to there.
-        if not place.endswith("/") and WORK not in PurePosixPath(name).parts:
-            _check_name(url, name)
-            files[name] = RemoteFile(system, place, f"{url.rstrip('/')}/{name}", info)
-    return files
-
-
-def _check_name(source: str, name: str, *, single: bool = False, special: bool = False) -> None:
-    """Raise DataError for a name that leads out of the folder, or a link or device (`special`)."""
-    path = PurePosixPath(name)
-    problem = "is a link or a device" if special else ""
-    if any(part.casefold() == WORK for part in path.parts):
-        problem = "is where tpunb keeps its own files"
-    if path.is_absolute() or ".." in path.parts or "\\" in name or (single and "/" in name):
-        problem = "leads out of the folder"
-    if problem:
-        raise DataError(f"{source}: {name!r} {problem}, so {source} is not used at all")
-
-
 @contextlib.contextmanager
-def _explained(url: str) -> Iterator[None]:
-    """Convert errors of file systems to DataError, or to ConnectionError if a retry may help."""
+def _explained(name: str) -> Iterator[None]:
+    """Convert the errors of file systems to DataError."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:
         cause = error.__cause__ or error  # fsspec's http raises FileNotFoundError for any status
-        status = getattr(cause, "status", None)
-        message = f"{type(cause).__name__}: {cause}"
-        message = re.sub(r"(https?://[^\s?]+)\?[^\s'\"]+", r"\1", message)  # signed, so secret
-        lost = isinstance(cause, (ConnectionError, TimeoutError)) or status in _BUSY
-        if lost or (status is None and type(cause).__module__.partition(".")[0] in _NETWORK):
-            raise ConnectionError(message) from None
+        if isinstance(cause, OSError) and cause.errno and type(cause).__module__ == "builtins":
+            raise  # from this machine's disk
+        said = re.sub(r"(https?://[^\s?]+)\?[^\s'\"]+", r"\1", f"{cause}")  # signed, so secret
+        message = f"{type(cause).__name__}: {said}"
         if isinstance(cause, FileNotFoundError):
             message = "it does not exist, or you are not allowed to list it"
-        elif isinstance(error, OSError) and error.errno:  # from this machine's disk
-            raise
-        raise DataError(f"{url}: {message}") from None
+        raise DataError(f"{name}: {message}. Run it again: complete files are kept") from None
 
 
-def _retry(action: Callable[[], Any], name: str, progress: Callable[[], float] = float) -> Any:
-    """Repeat `action` until it succeeds, or fails TRIES times in a row without `progress`."""
-    failures = 0
-    while True:
-        before = progress()
-        try:
-            return action()
-        except (ConnectionError, TimeoutError) as error:
-            failures = 1 if progress() > before else failures + 1
-            if failures >= TRIES:
-                internet = ": is this machine on the internet?"
-                if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
-                    internet = ": turn Internet on (Settings), or add the data with «Add Input»."
-                raise DataError(
-                    f"{name}: no connection in {TRIES} attempts ({error}){internet} "
-                    "Complete parts of the download are kept: run it again to resume"
-                ) from None
-            time.sleep(PAUSE * 2 ** (failures - 1))
+@contextlib.contextmanager
+def _progress(name: str, count: int) -> Iterator[Any]:
+    """Fsspec's callback with a bar on standard output: a saved notebook would have no widget."""
+    from fsspec.callbacks import TqdmCallback
+
+    watched = count > 0 and (sys.stdout.isatty() or "ipykernel" in sys.modules)
+    what = {"unit": "B", "unit_scale": True} if count == 1 else {"unit": " files"}
+    how = {"desc": name, "file": sys.stdout, "disable": not watched, "delay": 0.5, "leave": False}
+    with TqdmCallback(tqdm_kwargs={**what, **how}) as callback:
+        yield callback
 
 
-def fetch(remote: RemoteFile, work: Path, update: Update) -> Path:
-    """Download a file into the folder `work`, resuming what an earlier call has left there.
-
-    Raises DataError. An incomplete file stays for the next call, unless its content is wrong.
-    """
-    name, part = _digest(remote.url), work
-
-    def size() -> int:
-        return part.stat().st_size if part.is_file() else 0
-
-    def attempt() -> None:
-        nonlocal part
-        current = remote.refreshed() if size() else remote
-        part = work / f"{name}-{_digest(current.version)}.part"
-        for other in work.glob(f"{name}-*"):
-            if other != part or not current.version:
-                other.unlink()  # part of another version, or of an unknown one
-        begin = size()
-        with _explained(remote.url):
-            try:
-                _copy(current, part, begin, update, block_size=CHUNK, cache_type="none")
-            except ValueError:  # raised by fsspec if the server does not support ranges
-                _copy(current, part, 0, update, block_size=0)
-        if current.size is not None and size() < current.size:
-            raise ConnectionError(f"it ended after {size()} of {current.size} bytes")
-        # Without a checksum, ranges of two versions of a changed file would go unnoticed.
-        changed = (begin or size() > CHUNK) and not current.checksum
-        changed = changed and current.refreshed().version != current.version
-        if changed or not current.has_content_of(part):
-            part.unlink()
-            raise DataError(
-                f"{remote.url}: the downloaded file does not have the expected size or checksum, "
-                "and was removed: try again"
-            )
-
-    _retry(attempt, remote.url, progress=size)
-    return part
-
-
-def _copy(remote: RemoteFile, part: Path, begin: int, update: Update, **options: Any) -> None:
-    """Append the bytes from `begin` to the end to `part`."""
-    with remote.system.open(remote.path, "rb", **options) as file, open(part, "ab") as out:
-        file.seek(begin)
-        update(begin)
-        out.truncate(begin)
-        while begin != remote.size and (chunk := file.read(CHUNK)):
-            begin += out.write(chunk)
-            out.flush()
-            update(len(chunk))
-
-
-def _fetch_files(remote: dict[str, RemoteFile], folder: Path, work: Path) -> list[str]:
+def _take_files(remote: Remote, folder: Path, work: Path) -> list[str]:
     """Download the files that are missing in `folder`, and return the names of all."""
-    missing = [name for name in remote if not remote[name].has_content_of(folder / name)]
-    _refuse_taken(folder, missing)
-    total = sum(remote[name].size or 0 for name in missing)
-    _need_room(work, total, missing[0] if len(missing) == 1 else "the download")
-
-    def fetch_one(name: str, update: Update) -> None:
-        part = fetch(remote[name], work, update)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        part.rename(folder / name)
-
-    _in_parallel(fetch_one, missing, total)
-    return list(remote)
+    there = _sizes(folder, remote.files)
+    missing = [n for n in remote.files if n not in there or there[n] != remote.size(n)]
+    fix = "overwritten: move them away, or name another folder with --to"
+    _refuse_overwriting(folder, [n for n in missing if os.path.lexists(folder / n)], fix)
+    _move(remote.fetch(missing, work), folder)
+    _clear(work)
+    return [*remote.files]
 
 
-def _fetch_archive(remote: RemoteFile, name: str, folder: Path, work: Path) -> list[str]:
+def _take_archive(remote: Remote, folder: Path, work: Path) -> list[str]:
     """Download an archive and unpack it into `folder`, unless that would overwrite other files."""
     # The size of the content is unknown, but hardly smaller than the archive.
-    _need_room(work, 2 * (remote.size or 0), name)
-    with _progress_bar(name, remote.size) as bar:
-        part = fetch(remote, work, bar.update)
-    with tempfile.TemporaryDirectory(dir=work) as fresh:
-        unpack_archive(part, name, Path(fresh))
-        paths = {str(p.relative_to(fresh)): p for p in sorted(Path(fresh).rglob("*"))}
-        files = {n: path for n, path in paths.items() if path.is_file()}
-        _refuse_taken(folder, [n for n in files if not _is_same(files[n], folder / n)])
-        for n in paths.keys() - files.keys():
-            (folder / n).mkdir(parents=True, exist_ok=True)
-        for n, path in files.items():
-            path.replace(folder / n)
-    part.unlink()
-    return list(files)
+    [archive] = remote.fetch([remote.alone], work, room=2).values()
+    fresh = work / "unpacked"
+    shutil.rmtree(fresh, ignore_errors=True)
+    unpack_archive(archive, fresh)
+    files = {str(p.relative_to(fresh)): p for p in sorted(fresh.rglob("*")) if p.is_file()}
+    for name in files:
+        _check_name(archive.name, name)
+    _move(files, folder)
+    _clear(work)
+    return [*files]
 
 
-def _is_same(path: Path, other: Path) -> bool:
-    return other.is_file() and filecmp.cmp(path, other, shallow=False)
+def _clear(work: Path) -> None:
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
 
 
-# --- Archives ---
-
-_BROKEN = (zipfile.BadZipFile, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError)
+_BROKEN = (zipfile.BadZipFile, tarfile.TarError, EOFError, KeyError, LZMAError, zlib.error, OSError)
 
 
-def unpack_archive(archive: Path, name: str, folder: Path) -> None:
-    """Unpack an archive into an empty folder; `name` decides its format.
+def unpack_archive(archive: Path, folder: Path) -> None:
+    """Unpack an archive into a new folder.
 
-    Raises DataError if it is broken (then it is removed), does not fit on the disk, or has a member
-    that is a link or a device or would be written outside of the folder; the folder's content is
-    then undefined.
+    Raises DataError if it is broken (then it is removed), or has a member that is a link or a
+    device or would be written outside of the folder.
     """
+    name = archive.name
     try:
-        (_unpack_zip if name.lower().endswith(".zip") else _unpack_tar)(archive, name, folder)
+        if name.lower().endswith(".zip"):
+            with zipfile.ZipFile(archive) as file:
+                for member in file.namelist():  # shutil silently passes over what leads out
+                    _check_name(name, member)
+            shutil.unpack_archive(archive, folder)
+        else:
+            with tarfile.open(archive) as file:
+                file.extractall(folder, filter="data")
+                while file.fileobj.read(1 << 23):  # the checksum follows the last member
+                    pass
+    except tarfile.FilterError as error:
+        raise DataError(f"{name}: {error}, so {name} is not used at all") from None
     except _BROKEN as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk; those of gzip and bz2 have no number
@@ -530,35 +394,6 @@ def unpack_archive(archive: Path, name: str, folder: Path) -> None:
         raise DataError(
             f"{name} cannot be unpacked ({error}); --no-unpack keeps it as it is"
         ) from None
-
-
-def _unpack_zip(archive: Path, name: str, folder: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for info in file.infolist():
-            _check_name(name, info.filename, special=stat.S_ISLNK(info.external_attr >> 16))
-        _need_room(folder, sum(i.file_size for i in file.infolist()), f"unpacking {name}")
-        file.extractall(folder)
-
-
-def _unpack_tar(archive: Path, name: str, folder: Path) -> None:
-    with tarfile.open(archive) as file:
-
-        def checked() -> Iterator[tarfile.TarInfo]:
-            for member in file:
-                _check_name(name, member.name, special=not (member.isreg() or member.isdir()))
-                # Checked for each member: reading all sizes first would unpack the archive.
-                _need_room(folder, member.size, f"unpacking {name}")
-                yield member
-
-        # Python before 3.10.12 and 3.11.4 has no filters.
-        file.extraction_filter = getattr(tarfile, "data_filter", None)
-        file.extractall(folder, checked())
-        # The archive's checksum follows the last member: read up to it.
-        while file.fileobj.read(CHUNK):
-            pass
-
-
-# --- Uploads ---
 
 
 def upload(folder: Path, url: str, say: Say) -> None:
@@ -576,37 +411,28 @@ def upload(folder: Path, url: str, say: Say) -> None:
         raise DataError(f"{folder} is empty or does not exist: there is nothing to upload")
     name = public_url(url)
     system, root = _file_system(url)
+    places = {n: f"{root.rstrip('/')}/{n}" for n in local}
     with _explained(name):
-        remote = _list_remote(system, root, name) if system.isdir(root) else {}
-        if not remote and system.isfile(root):
+        if system.isfile(root):
             raise DataError(f"{name} is a file: name a folder as the URL of --upload")
-        same = {n for n in local.keys() & remote.keys() if _is_uploaded(local[n], remote[n])}
-    others = sorted(local.keys() & remote.keys() - same)
-    _refuse_overwriting(name, others, "uploaded: name another folder")
-    sizes = {n: path.stat().st_size for n, path in local.items() if n not in same}
-
-    def send(relative: str, update: Update) -> None:
-        path, place = local[relative], f"{root.rstrip('/')}/{relative}"
-        file = RemoteFile(system, place, f"{name.rstrip('/')}/{relative}", {})
-        update(0)
-        with _explained(file.url):
-            system.put_file(str(path), place)
-        if not file.refreshed().has_content_of(path):
-            raise DataError(
-                f"{file.url} does not have the content that was uploaded: upload it again"
-            )
-        update(path.stat().st_size)
-
-    _in_parallel(send, list(sizes), sum(sizes.values()))
+        there = [n for n in local if system.exists(places[n])]
+        same = {n for n in there if _is_uploaded(local[n], system, places[n])}
+        _refuse_overwriting(name, {*there} - same, "uploaded: name another folder")
+        left = {n: path for n, path in local.items() if n not in same}
+        with _progress(name, 2 * len(left)) as bar:
+            system.put([*map(str, left.values())], [places[n] for n in left], callback=bar)
     known = f"; {len(same)} of {len(local)} files were already there" if same else ""
+    sizes = {n: path.stat().st_size for n, path in left.items()}
     say(f"{name}: {_count(sizes)} uploaded{known}")
 
 
-def _is_uploaded(path: Path, remote: RemoteFile) -> bool:
-    if remote.checksum or not remote.has_content_of(path):
-        return remote.has_content_of(path)
-    with remote.system.open(remote.path, "rb") as there, open(path, "rb") as here:
-        return all(here.read(len(chunk)) == chunk for chunk in iter(lambda: there.read(CHUNK), b""))
+def _is_uploaded(path: Path, system: Any, place: str) -> bool:
+    if system.size(place) != path.stat().st_size:
+        return False
+    with system.open(place, "rb") as there, open(path, "rb") as here:
+        return all(
+            here.read(len(chunk)) == chunk for chunk in iter(lambda: there.read(1 << 23), b"")
+        )
 
 
 # --- Kaggle ---
@@ -700,24 +526,21 @@ def _ask_kagglehub(source: KaggleSource) -> str:
         raise MissingPackageError("kagglehub", "data from Kaggle", install) from None
     get = getattr(kagglehub, f"{source.kind.removesuffix('s')}_download")
 
-    def attempt() -> str:
+    cache = Path(os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache/kagglehub")
+    with _locked(cache):
         try:
             if "KAGGLE_DATA_PROXY_URL" not in os.environ:  # set in Kaggle notebooks
                 # kagglehub's client would wait forever for a server that does not answer.
                 requests.head(get_endpoint(get_env()), timeout=READ_TIMEOUT)
             return str(get(source.handle, path=source.file))
         except (requests.HTTPError, exceptions.UnauthenticatedError) as error:
-            message = " ".join(str(error).split())
-            raise DataError(
-                f"{source.url}: {message} (tokens: https://www.kaggle.com/settings)"
-            ) from None
+            message = f"{' '.join(str(error).split())} (tokens: https://www.kaggle.com/settings)"
         except requests.RequestException as error:
-            raise ConnectionError(type(error).__name__) from None
+            message = f"no connection ({type(error).__name__}): is this machine on the internet?"
+            if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+                message = (
+                    "no connection: turn Internet on (Settings), or add the data with «Add Input»"
+                )
         except (ValueError, exceptions.BackendError, exceptions.DataCorruptionError) as error:
-            raise DataError(f"{source.url}: {' '.join(str(error).split())}") from None
-
-    cache = Path(os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache/kagglehub")
-    with _locked(cache):
-        # kagglehub does not report its progress: an attempt of minutes counts as progress.
-        path: str = _retry(attempt, source.url, progress=lambda: time.monotonic() // 60)
-    return path
+            message = " ".join(str(error).split())
+    raise DataError(f"{source.url}: {message}")

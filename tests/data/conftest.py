@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.kaggle_server import FakeKaggle
-from tpunb import data
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -32,7 +31,6 @@ def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # kagglehub searches it for each request: seconds, where this many modules are loaded.
     monkeypatch.setattr("inspect.stack", lambda *_: [])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(data, "PAUSE", 0.001)
 
 
 @pytest.fixture
