@@ -1,4 +1,4 @@
-"""A bucket: moto's S3 server, whose answers a test makes slow, failing, or leaves out."""
+"""A bucket: moto's S3 server, whose answers a test makes slow or failing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ class FakeBucket:
 
     port: int = 0
     trouble: list[str] = field(default_factory=list)
-    """Of the next writes, one each: 'fail' (503), 'hang' (until the end), or 'slow'."""
+    """Of the next writes, one each: 'fail' (503) or 'slow'."""
     writes: list[str] = field(default_factory=list)
     """The paths that were written."""
-    over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def url(self) -> str:
@@ -50,11 +49,9 @@ class FakeBucket:
         """One request."""
         if environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].count("/") > 1:
             what = self.trouble.pop(0) if self.trouble else ""
-            if what == "hang":
-                self.over.wait()
             if what == "slow":
                 time.sleep(0.5)
-            if what in ("fail", "hang"):
+            if what == "fail":
                 start("503 Service Unavailable", [("Content-Length", "0")])
                 return [b""]
             self.writes.append(environ["PATH_INFO"].removeprefix(f"/{NAME}/runs/"))
@@ -88,7 +85,6 @@ def bucket() -> Iterator[FakeBucket]:
     try:
         yield fake
     finally:
-        fake.over.set()
         server.shutdown()
         thread.join()
         server.server_close()

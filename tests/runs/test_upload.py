@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,7 +20,7 @@ from tpunb.runs.events import Metric, Note
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
 from tpunb.runs.tensorboard import TensorBoardWriter
-from tpunb.runs.upload import PatientBucket, Uploader
+from tpunb.runs.upload import Uploader
 from tpunb.utils import files
 
 
@@ -79,12 +78,12 @@ class Clock:
             self.left.pop(0)()  # type: ignore[operator]
 
 
-def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
+def test_failing_and_slow_answers_delay_the_copy_and_lose_nothing(
     there: FakeBucket, run: RunDir
 ) -> None:
     lock = run.take_lock()
     assert lock is not None
-    there.trouble += ["fail"] * 3 + ["hang", "slow", "fail"]
+    there.trouble += ["fail"] * 3 + ["slow", "fail"]
 
     def grow() -> None:
         files.append_text(run.log, "[1] more\n")
@@ -95,172 +94,17 @@ def test_failing_slow_and_hanging_answers_delay_the_copy_and_lose_nothing(
         there.trouble += ["fail"]
         end(run)
         lock.close()
-        there.over.set()  # what hangs fails now: it is waited for
 
     clock = Clock(lambda: None, grow, lambda: None, finish)
     url = f"{there.url}/{run.id}"
-    uploader = Uploader(run, PatientBucket(url, within=1.0), url, clock)
-    assert uploader.run(clock.wait)
+    assert Uploader(run, url, clock).run(clock.wait)
     assert names_there(there, run) == names_here(run)
     assert "result.json" in names_here(run)
     assert there.writes.count(f"{run.id}/result.json") == 1
-    # Everything else was there before it. A file whose copy got no answer is put once more after.
-    before = there.writes[: there.writes.index(f"{run.id}/result.json")]
-    assert {f"{run.id}/{name}" for name in names_here(run)} - set(before) == {
-        f"{run.id}/result.json"
-    }
+    assert there.writes[-1] == f"{run.id}/result.json"
     told = upload.read_state(run)
     assert told is not None
     assert (told.done, told.problem, told.url) == (True, "", url)
-
-
-class LateBucket:
-    """Files by name and length. Calls in `unanswered` time out and are carried out by `land`."""
-
-    def __init__(self, *unanswered: str) -> None:
-        self.there: dict[str, int] = {}
-        self._unanswered = list(unanswered)
-        self._late: list[tuple[str, int]] = []
-
-    def put(self, source: Path, name: str) -> int:
-        length = source.stat().st_size
-        if name in self._unanswered:
-            self._unanswered.remove(name)
-            self._late.append((name, length))
-            raise TimeoutError("no answer for 120 s")
-        self.there[name] = length
-        return length
-
-    def remove(self, name: str) -> int:
-        self.there.pop(name, None)
-        return 0
-
-    def land(self) -> None:
-        self.there.update(self._late)
-        self._late.clear()
-
-
-def test_a_copy_that_lands_after_later_calls_leaves_nothing_stale(run: RunDir) -> None:
-    """Neither a checkpoint that was removed, nor a log that has grown since."""
-    lock = run.take_lock()
-    assert lock is not None
-    late = LateBucket("checkpoints/000001-step-1.pt", "run.log")
-
-    def change() -> None:
-        (run.checkpoints / "000001-step-1.pt").unlink()
-        files.append_text(run.log, "[1] more\n")
-
-    def finish() -> None:
-        end(run)
-        lock.close()
-
-    clock = Clock(change, lambda: None, finish, lambda: None, late.land)
-    assert Uploader(run, late, "s3://none", clock).run(clock.wait)
-    assert not clock.left
-    assert late.there == names_here(run)
-
-
-def test_a_result_whose_copy_failed_is_copied_again_and_never_removed(run: RunDir) -> None:
-    removed = []
-
-    class Noting(LateBucket):
-        def remove(self, name: str) -> int:
-            removed.append(name)
-            return super().remove(name)
-
-    end(run)
-    clock, there = Clock(), Noting("result.json")
-    assert Uploader(run, there, "s3://none", clock).run(clock.wait)
-    assert (removed, there.there) == ([], names_here(run))
-    assert clock.now < upload.LATE
-
-
-def test_a_file_that_is_removed_before_it_is_copied_delays_nothing(run: RunDir) -> None:
-    """Its copy has failed, but nothing of it can arrive in the bucket later."""
-
-    class RemovingBucket(LateBucket):
-        def put(self, source: Path, name: str) -> int:
-            if name.startswith("checkpoints/"):
-                source.unlink()
-            return super().put(source, name)
-
-    end(run)
-    clock, there = Clock(), RemovingBucket()
-    uploader = Uploader(run, there, "s3://none", clock)
-    assert uploader.run(clock.wait)
-    assert clock.now < upload.LATE
-    assert there.there == names_here(run)
-    assert uploader._problem == ""
-
-
-def test_upload_call_that_hangs_times_out_and_holds_up_no_other(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = threading.Event()
-    real, calls = upload.FsspecBucket.put, []
-
-    def put(self: upload.FsspecBucket, source: Path, name: str) -> int:
-        calls.append(name)
-        if len(calls) == 1:
-            answer.wait()
-        return real(self, source, name)
-
-    monkeypatch.setattr(upload.FsspecBucket, "put", put)
-    patient = PatientBucket("memory://runs/pending", within=0.2)
-    with pytest.raises(TimeoutError):
-        patient.put(run.log, "run.log")
-    patient._patience = 300.0
-    assert patient.put(run.log, "run.log") == run.log.stat().st_size
-    answer.set()
-
-
-def test_a_bucket_that_hangs_is_not_asked_for_every_file(run: RunDir) -> None:
-    """Each call that hangs takes minutes, and its thread remains."""
-    asked = []
-
-    class Hanging:
-        def put(self, source: Path, name: str) -> int:
-            asked.append(name)
-            raise TimeoutError("no answer for 120 s")
-
-        def remove(self, name: str) -> int:
-            raise AssertionError(name)
-
-    for number in range(40):
-        (run.path / f"{number}.txt").write_text("")
-    uploader = Uploader(run, Hanging(), "s3://none")
-    for _ in range(2):
-        asked.clear()
-        assert not uploader.copy(eager=True)
-        assert 0 < len(asked) <= upload._AT_ONCE
-
-
-def test_a_connection_that_hangs_or_fails_is_made_anew_and_waited_for_no_longer(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A library may request credentials when it connects."""
-    import fsspec.core
-
-    real, asked, over = fsspec.core.url_to_fs, [], threading.Event()
-
-    def connect(url: str, **options: Any) -> Any:
-        asked.append(url)
-        if len(asked) == 1:
-            over.wait()
-        if len(asked) == 2:
-            raise OSError("no credentials yet")
-        return real(url, **options)
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", connect)
-    made = PatientBucket("memory://runs/patient", within=0.2)
-    with pytest.raises(TimeoutError):
-        made.remove("a")
-    made._patience = 300.0
-    with pytest.raises(OSError, match="no credentials yet"):
-        made.remove("b")
-    assert made.put(run.log, "run.log") == run.log.stat().st_size
-    assert len(asked) == 3
-    over.set()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +127,7 @@ def test_upload_to_an_unresponsive_bucket_is_given_up_after_the_run(
         monkeypatch.setenv(name, "test")
     clock = Clock()
     url = f"s3://none/{run.id}"
-    assert not Uploader(run, PatientBucket(url, within=0.5), url, clock).run(clock.wait)
+    assert not Uploader(run, url, clock).run(clock.wait)
     [note] = [event for event in run.read_events() if isinstance(event, Note)]
     assert note.text.startswith(f"not copied to {url} yet, retrying: ")
     told = upload.read_state(run)

@@ -4,9 +4,8 @@
 
 With `%tpu_setup --runs gs://bucket/runs`, `start_upload` starts the process for each run; fsspec
 must support the URL. The process only reads the folder, so the run never waits for the bucket. It
-outlives the kernel, repeats calls that fail, gives up calls that hang, and ends when everything is
-copied. The result is copied last, so a bucket with the result is complete. `upload.json` holds the
-state of the copy.
+outlives the kernel, repeats what fails, and ends when everything is copied: the result last, so a
+bucket with the result is complete. `upload.json` holds the state of the copy.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.spec import RunState
-from tpunb.utils import files, interrupts, patience, processes, records, secrets
+from tpunb.utils import files, interrupts, processes, records, secrets
 from tpunb.utils.errors import TpunbError
 
 FILE = "upload.json"
@@ -35,26 +34,18 @@ RESULT = "result.json"
 _OWN = frozenset([FILE, "running.lock", "stopping", "requests.jsonl", "copied.json"])
 """Files that are of no use in a bucket."""
 EVERY = 10.0
-"""Seconds between two copies of a growing file, or ten times the duration of its last copy."""
+"""Seconds between two rounds, or ten times the duration of the last one."""
 POLL_INTERVAL = 0.5
-"""Seconds between two checks of the run folder."""
+"""Seconds between two looks at whether the run has ended."""
 SETTLED = 1.5
-"""Seconds without a change after the end of a run after which its folder counts as complete."""
-PATIENCE = 120.0
-"""Seconds that a call may take, plus a second for each `_SLOWEST` bytes."""
-_SLOWEST = 500_000
+"""Seconds after the end of a run in which its last files are written."""
 GIVE_UP = 1800.0
-"""Seconds of failures after the end of the run after which the process gives up."""
-LATE = 30.0
-"""Seconds after a failed call in which the bucket may still carry it out."""
-LATEST = 120.0
-"""The same for a call without an answer, which continues in its thread."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between two attempts after a failure."""
+"""Seconds of failures after the end of the run, or without an answer, after which it gives up."""
+_LONGEST_PAUSE = 60.0
+_WHOLE = 32_000_000
+"""The most bytes of a file that is read at once, so that its copy is from one moment."""
 _AT_ONCE = 8
 """The number of concurrent calls: a run of many ranks has thousands of small files."""
-_WHOLE = 32_000_000
-"""The most bytes of a file that is read at once, so that the copy is from one moment."""
 _UPLOADER = "from tpunb.runs import upload; upload.main()"
 
 
@@ -66,208 +57,118 @@ class UploadState:
     """The URL of the run's folder in the bucket."""
     done: bool = False
     files: int = 0
-    bytes: int = 0
-    """The bytes copied so far, including repeated copies."""
+    """The files copied so far, including repeated copies."""
     problem: str = ""
-    """The latest failure; '' once all calls succeed again."""
+    """The latest failure; '' once copies succeed again."""
     pid: int = 0
     """The process that copies."""
-
-
-class Bucket(Protocol):
-    """The destination of the copy; calls may raise any error of the bucket's library."""
-
-    def put(self, source: Path, name: str) -> int:
-        """Copy the current content of a file; return the number of bytes."""
-
-    def remove(self, name: str) -> int:
-        """Remove a file if it exists; return 0."""
 
 
 Version = tuple[int, int]
 """Size and time of change of a file, as `stat` reports them."""
 
 
-class FsspecBucket:
-    """A folder in an fsspec file system."""
-
-    def __init__(self, url: str) -> None:
-        """Raises ImportError and ValueError for a URL that fsspec does not support."""
-        from fsspec.core import url_to_fs
-
-        system, path = url_to_fs(url, skip_instance_cache=True)
-        self._system: Any = system
-        self._path: str = path.rstrip("/")
-        self._made: set[str] = set()
-
-    def put(self, source: Path, name: str) -> int:
-        place = f"{self._path}/{name}"
-        self._make_folder(place.rpartition("/")[0])
-        length = source.stat().st_size
-        if length > _WHOLE:
-            self._system.put_file(str(source), place)
-            return length
-        data = files.read_start(source, _WHOLE)
-        self._system.pipe_file(place, data)
-        return len(data)
-
-    def _make_folder(self, folder: str) -> None:
-        """Make a folder in file systems that have folders; do nothing in a bucket."""
-        if folder not in self._made:
-            self._system.makedirs(folder, exist_ok=True)
-            self._made.add(folder)
-
-    def remove(self, name: str) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(f"{self._path}/{name}")
-        return 0
-
-
 class Uploader:
     """Keeps the copy of a run's folder up to date. `clock`: returns seconds from any origin."""
 
-    def __init__(
-        self, run: RunDir, bucket: Bucket, url: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, run: RunDir, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
-        self._bucket = bucket
-        self._clock = clock
         self._url = url
-        self._files = self._bytes = 0
-        self._problem = ""
-        self._told: UploadState | None = None
-        self._changed_at = clock()
-        self._mutex = threading.Lock()
-        self._copied: dict[str, Version | None] = {}
-        """The version of each file in the bucket; None: not known, because a call failed."""
-        self._suspect: dict[str, float] = {}
-        """Files with a failed call, and when the bucket can no longer carry it out: each is copied
-        or removed once more then."""
-        self._due: dict[str, float] = {}
-        self._hangs = False
-        """True if a call of this round got no answer: other calls are left for the next round."""
+        self._clock = clock
+        self._copied: dict[str, Version] = {}
+        """The version of each file in the bucket."""
+        self._folders: set[str] = set()
+        """Those that have been made, where the file system has folders."""
+        self._files = 0
+        self.answered = clock()
+        """When the bucket last answered, or was not asked."""
 
-    def copy(self, *, eager: bool = False) -> bool:
-        """Copy files that have changed and are due (`eager`: all that have changed), remove others.
+    def copy(self) -> None:
+        """Copy files that have changed, and remove those that are gone; not `result.json`.
 
-        `result.json` is not copied. Return False if a call failed.
+        Raises any error of the bucket's library, after all calls have ended.
         """
-        self._hangs = False
         here = dict(_files_of(self._run.path))
         here.pop(RESULT, None)
-        gone = [name for name in self._copied if name not in here]
-        new = [
-            name
-            for name, version in here.items()
-            if self._copied.get(name) != version
-            and (eager or self._clock() >= self._due.get(name, 0))
-        ]
-        if gone or new:
-            self._changed_at = self._clock()
-        over = {name for name, last in self._suspect.items() if self._clock() >= last}
-        gone += [name for name in over if name not in here and name not in gone]
-        new += [name for name in over if name in here and name not in new]
+        changed = [name for name, version in here.items() if self._copied.get(name) != version]
+
+        def put(name: str) -> None:
+            self._put(name)
+            self._copied[name] = here[name]
+
         with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            removed = list(pool.map(self._remove, gone))
-            put = list(pool.map(self._put, new))
-        for name, fine in zip(gone, removed, strict=True):
-            if fine:
-                self._copied.pop(name, None)
-        for name, fine in zip(new, put, strict=True):
-            self._copied[name] = here[name] if fine else None
-        for name, fine in zip([*gone, *new], [*removed, *put], strict=True):
-            if fine and name in over:
-                self._suspect.pop(name, None)
-        return all(removed) and all(put)
+            calls = [pool.submit(put, name) for name in changed]
+        for call in calls:
+            call.result()
+        system, place = self._connect()
+        for name in self._copied.keys() - here.keys():
+            with contextlib.suppress(FileNotFoundError):
+                system.rm_file(f"{place}/{name}")
+            del self._copied[name]
 
-    def finish(self) -> bool:
-        """Copy `result.json`, if it exists, after everything else. Return False if that fails."""
-        # Its content never changes, so a failed call that is carried out late does no harm.
-        fine = not (self._run.path / RESULT).exists() or self._put(RESULT)
-        self._suspect.pop(RESULT, None)
-        return fine
+    def _connect(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
 
-    def _remove(self, name: str) -> bool:
-        return self._try(name, lambda: self._bucket.remove(name)) is not None
+        system, place = url_to_fs(self._url)
+        return system, place.rstrip("/")
 
-    def _put(self, name: str) -> bool:
-        source, began = self._run.path / name, self._clock()
-
-        def put() -> int:
-            try:
-                return self._bucket.put(source, name)
-            except FileNotFoundError:
-                if source.exists():  # then something is missing in the bucket
-                    raise
-                return 0  # just removed: nothing to copy, and nothing arrives late
-
-        count = self._try(name, put)
-        if count is None:
-            return not source.exists()
-        self._due[name] = self._clock() + max(EVERY, 10 * (self._clock() - began))
-        with self._mutex:
-            self._files, self._bytes = self._files + 1, self._bytes + count
-        return True
-
-    def _try(self, name: str, call: Callable[[], int]) -> int | None:
-        """Call the bucket; None if that fails."""
-        if self._hangs:
-            return None
-        try:
-            return call()
-        # Each library has errors of its own, and after all of them the call is repeated.
-        except Exception as error:
-            late = LATE
-            if isinstance(error, TimeoutError):
-                self._hangs, late = True, LATEST
-            self._suspect[name] = max(self._suspect.get(name, 0.0), self._clock() + late)
-            self._problem = f"{type(error).__name__}: {error}".rstrip(": ")[:500]
-            return None
-
-    def save_state(self, *, done: bool = False) -> None:
-        """Write `upload.json` if it has changed."""
-        told = UploadState(
-            self._url, done, self._files, self._bytes, "" if done else self._problem, os.getpid()
-        )
-        if told != self._told:
-            with contextlib.suppress(OSError):  # a full disk, a folder that is gone
-                files.write_json(self._run.path / FILE, asdict(told))
-                self._told = told
+    def _put(self, name: str) -> None:
+        system, place = self._connect()
+        source, folder = self._run.path / name, f"{place}/{name}".rpartition("/")[0]
+        if folder not in self._folders:
+            system.makedirs(folder, exist_ok=True)
+            self._folders.add(folder)
+        with contextlib.suppress(FileNotFoundError):  # just removed
+            if source.stat().st_size > _WHOLE:
+                system.put_file(str(source), f"{place}/{name}")
+            else:
+                system.pipe_file(f"{place}/{name}", files.read_start(source, _WHOLE))
+        self._files += 1
+        self.answered = self._clock()
 
     def run(self, wait: Callable[[float], None] = time.sleep) -> bool:
         """Copy until the run has ended and everything is copied; return False after giving up."""
         failing_since: float | None = None
-        pause, told = _FIRST_PAUSE, False
+        pause, told = 1.0, False
         while self._run.path.exists():
             standing = state.run_state(self._run)
             ended = not standing.active or standing is RunState.AWAY
-            fine = self.copy(eager=ended)
-            quiet = self._clock() - self._changed_at >= SETTLED
-            settled = ended and quiet and not self._suspect
-            if fine and settled and (fine := self.finish()):
-                self.save_state(done=True)
-                return True
-            if fine:
-                failing_since, pause, self._problem = None, _FIRST_PAUSE, ""
-                self.save_state()
-                wait(POLL_INTERVAL)
+            began = self.answered = self._clock()
+            try:
+                self.copy()
+                if ended:
+                    wait(SETTLED)
+                    self.copy()  # what others have still written
+                    if (self._run.path / RESULT).exists():
+                        self._put(RESULT)
+                    self._save_state(done=True)
+                    return True
+            except Exception as error:  # each library has errors of its own
+                failing_since = began if failing_since is None else failing_since
+                problem = f"{type(error).__name__}: {error}".rstrip(": ")[:500]
+                self._save_state(problem)
+                if not told and self._clock() - failing_since >= EVERY:
+                    told = True
+                    text = f"not copied to {self._url} yet, retrying: {problem}"
+                    with contextlib.suppress(OSError):
+                        self._run.emit(Note(f"{text}. All files are in {self._run.path}"))
+                if ended and self._clock() - failing_since > GIVE_UP:
+                    return False
+                wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
-            failing_since = self._clock() if failing_since is None else failing_since
-            failing = self._clock() - failing_since
-            if failing >= EVERY and not told:
-                told = True
-                self._report_problem()
-            self.save_state()
-            if ended and failing > GIVE_UP:
-                return False
-            wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            failing_since, pause = None, 1.0
+            self._save_state()
+            due = self._clock() + max(EVERY, 10 * (self._clock() - began))
+            while self._clock() < due and state.run_state(self._run).active:
+                self.answered = self._clock()
+                wait(POLL_INTERVAL)
         return False
 
-    def _report_problem(self) -> None:
-        with contextlib.suppress(OSError):
-            text = f"not copied to {self._url} yet, retrying: {self._problem}"
-            self._run.emit(Note(f"{text}. All files are in {self._run.path}"))
+    def _save_state(self, problem: str = "", *, done: bool = False) -> None:
+        told = UploadState(self._url, done, self._files, problem, os.getpid())
+        with contextlib.suppress(OSError):  # a full disk, a folder that is gone
+            files.write_json(self._run.path / FILE, asdict(told))
 
 
 def _files_of(folder: Path) -> Iterator[tuple[str, Version]]:
@@ -285,46 +186,19 @@ def _files_of(folder: Path) -> Iterator[tuple[str, Version]]:
                     yield relative, (status.st_size, status.st_mtime_ns)
 
 
-class PatientBucket:
-    """A bucket whose calls end: a call that hangs is left in its thread and raises TimeoutError."""
-
-    def __init__(self, url: str, within: float = PATIENCE) -> None:
-        self._url = url
-        self._patience = within
-        self._connect()
-
-    def _connect(self) -> None:
-        """Connect, also after a call that hangs, which makes connection and thread unusable."""
-        self._bucket = patience.start(lambda: FsspecBucket(self._url))
-
-    def put(self, source: Path, name: str) -> int:
-        limit = self._patience + source.stat().st_size / _SLOWEST
-        return self._within(limit, lambda bucket: bucket.put(source, name))
-
-    def remove(self, name: str) -> int:
-        return self._within(self._patience, lambda bucket: bucket.remove(name))
-
-    def _within(self, limit: float, call: Callable[[FsspecBucket], int]) -> int:
-        bucket = self._bucket
-        answer = patience.start(lambda: call(bucket.result()))
-        futures.wait([answer], limit)
-        done = answer.done()
-        if self._bucket is bucket and (not done or (bucket.done() and bucket.exception())):
-            self._connect()
-        if not done:
-            raise TimeoutError(f"no answer for {limit:.0f} s")
-        return answer.result()
-
-
 def main() -> None:
     """Run the uploader of one run, in its own process."""
     folder, url = sys.argv[1:]
     os.nice(10)
-    uploader = Uploader(RunDir(folder), PatientBucket(url), url)
-    complete = uploader.run()
-    sys.stdout.flush()
-    # Without waiting for threads of calls that hang.
-    os._exit(0 if complete else 1)
+    uploader = Uploader(RunDir(folder), url)
+
+    def end_a_hang() -> None:
+        while time.monotonic() - uploader.answered < GIVE_UP:
+            time.sleep(POLL_INTERVAL)
+        os._exit(1)
+
+    threading.Thread(target=end_a_hang, daemon=True).start()
+    os._exit(0 if uploader.run() else 1)
 
 
 _started: dict[Path, subprocess.Popen[bytes]] = {}
