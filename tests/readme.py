@@ -40,7 +40,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         "scenarios/test_magics.py::TestATrainCell::test_card_keeps_metrics_and_time_summary_at_the_end",
     ),
     "What the chips do": (
-        "scenarios/test_chips.py::test_chip_usage_in_top_and_in_the_run_summary",
+        "scenarios/test_chips.py::test_chip_usage_on_the_card_and_in_the_run_summary",
     ),
     "Long runs": (
         "scenarios/test_background.py::TestInTheBackground::"
@@ -62,7 +62,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     "Safe forks": (
         "scenarios/test_launcher.py::TestReplicate::test_replicate_after_a_backward_pass_in_the_prelude",
     ),
-    "Data is downloaded once": ("data/test_urls.py::test_the_web_with_lost_connections",),
+    "Data is downloaded once": ("data/test_urls.py::test_a_file_of_the_web_comes_once_and_whole",),
     "Exact sharding": (
         "scenarios/test_training_on_ranks.py::"
         "test_shard_on_ranks_gives_each_sample_once_in_equal_steps",
