@@ -176,8 +176,10 @@ class _Replacement:
         replace: dict[str, Callable[[ModuleType], None]] = {}
         for trainer, fabric in zip(private_names.TRAINER, private_names.FABRIC, strict=True):
             replace[f"{trainer}.strategies.launchers.xla"] = self._replace_trainers
-            replace[f"{trainer}.strategies.xla"] = self._launch_at_once
             replace[f"{fabric}.strategies.launchers.xla"] = self._replace_fabrics
+            for package in (trainer, fabric):
+                replace[f"{package}.strategies.ddp"] = self._start_no_more
+            replace[f"{trainer}.strategies.xla"] = self._launch_at_once
             replace[f"{fabric}.strategies.xla"] = self._launch_at_once
             replace[f"{fabric}.strategies.xla_fsdp"] = self._launch_at_once
             replace[f"{fabric}.utilities.rank_zero"] = self._tell_rank
@@ -202,6 +204,17 @@ class _Replacement:
             return _call(function, *args, **kwargs)
 
         self._names.set(launchers._XLALauncher, "launch", launch)
+
+    def _start_no_more(self, strategies: ModuleType) -> None:
+        """Where torchrun's variables are, strategy="ddp_notebook" starts as "ddp" does: nothing."""
+        configure = strategies.DDPStrategy._configure_launcher
+
+        def configure_launcher(strategy: Any) -> None:
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                strategy._start_method = "popen"
+            configure(strategy)
+
+        self._names.set(strategies.DDPStrategy, "_configure_launcher", configure_launcher)
 
     def _launch_at_once(self, strategies: ModuleType) -> None:
         """Make a strategy know its rank from the beginning, and after a fit as well."""

@@ -56,21 +56,27 @@ def test_tutorials_of_torch_have_the_losses_of_one_process(
 def test_libraries_use_all_ranks_or_refuse(nb: tuple[str, Kernel], name: str) -> None:
     backend, notebook = nb
     ran = run(notebook, name)
-    if backend == "torch":
+    if backend == "torch" or name == "LIGHTNING":  # on processors
         ran.good()
         assert_as_one_process(notebook, name)
-    elif name == "LIGHTNING":  # its accelerator "tpu" is torch_xla's
-        assert "ModuleNotFoundError: Requirement 'torch_xla>=1.13' not met" in ran.red_line
     else:
         assert "SetupError: this Accelerator does not know the other 1 rank" in ran.red_line
         assert "accelerate does not know TorchTPU. Use --cores 1" in ran.red_line
 
 
-def test_an_accelerator_that_a_cell_above_has_made_is_refused(nb: tuple[str, Kernel]) -> None:
+def test_lightning_that_would_train_alone_is_refused(nb: tuple[str, Kernel]) -> None:
+    _, notebook = nb
+    notebook.start_over("load", "device")
+    notebook.run(programs.LIGHTNING, "program").good()
+    notebook.run(f"%%tpu_train\n{programs.LIGHTNING_REFUSED}", "train").good()
+
+
+def test_an_accelerator_that_a_cell_above_has_made_counts_the_ranks(nb: tuple[str, Kernel]) -> None:
     backend, notebook = nb
     notebook.start_over("load", "device")
     notebook.run("from accelerate import Accelerator\naccelerator = Accelerator()", "above").good()
-    ran = notebook.run("%%tpu_train\nprint(Accelerator().num_processes)", "train")
-    assert "SetupError: this Accelerator does not know" in ran.red_line
+    ran = notebook.run("%%tpu_train\nprint(accelerator.num_processes)", "train")
     if backend == "torch":
-        assert "Make the first Accelerator in the train cell" in ran.red_line
+        assert "[0-1] 2" in ran.good().stdout
+    else:
+        assert "SetupError: this Accelerator does not know" in ran.red_line

@@ -29,12 +29,13 @@ class TorchBackend:
     has_programs = False
 
     def warm(self, device: Device) -> None:
-        """Do nothing: the imports are all that can be done ahead."""
+        """Watch for what a prelude makes that counts processes; the imports are done."""
+        accelerators.note_made()
 
     def fork_problem(self) -> str | None:
-        """CUDA does not survive a fork: the child cannot initialise it again."""
+        """CUDA does not survive a fork: the child cannot initialise it again. Nor do counts."""
         torch: Any = sys.modules["torch"]
-        return "uses a GPU" if torch.cuda.is_initialized() else None
+        return "uses a GPU" if torch.cuda.is_initialized() else accelerators.fork_problem()
 
     def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
         """None: torch elastic's are enough."""
