@@ -873,3 +873,87 @@ for use, error in {
     else:
         assert False, error
 """
+TRAINED = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def start():
+    dist.init_process_group(GROUP)
+    return make(), data(dist.get_rank())
+
+def data(seed):
+    return torch.randn(32, 8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 8).to(DEVICE)
+
+def fit(model, x, lr=0.1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if dist.is_initialized():
+            dist.all_reduce(loss.detach())
+        optimizer.step()
+"""
+TRAINED_RUNS = {
+    # The cause that DifferentModels has, and a train cell.
+    "one model": ("", "model, x = start()\nfit(DistributedDataParallel(model), x)"),
+    "no DistributedDataParallel": ("different", "fit(*start())"),
+    "its module": (
+        "different",
+        "model, x = start()\nfit(DistributedDataParallel(model).module, x)",
+    ),
+    "alone": ("alone", "fit(make(), data(0))"),
+    "alone, on other data": ("alone", "fit(make(), data(int(os.environ['RANK'])))"),
+    "trials": ("", "fit(make(), data(0), lr=0.1 * (1 + int(os.environ['RANK'])))"),
+    "one rank": ("", "#\nfit(make(), data(0))"),
+    "ensemble, collected": (
+        "",
+        "model, x = start()\nfit(model, x)\nmodels = [None] * 2\n"
+        "dist.all_gather_object(models, [each.tolist() for each in model.parameters()])",
+    ),
+    "pipeline": (
+        "parts",
+        """
+_, x = start()
+rank = dist.get_rank()
+torch.manual_seed(rank)
+stage = torch.nn.Linear(8, 8).to(DEVICE)
+optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    received = torch.empty_like(x)
+    if rank == 0:
+        sent = stage(x)
+        dist.send(sent.detach(), 1)
+        dist.recv(received, 1)
+        sent.backward(received)
+    else:
+        dist.recv(received, 0)
+        stage(received.requires_grad_()).square().mean().backward()
+        dist.send(received.grad, 0)
+    optimizer.step()
+""",
+    ),
+    "tensor parallel": (
+        "parts",
+        """
+_, x = start()
+torch.manual_seed(dist.get_rank())
+half = torch.nn.Linear(8, 8).to(DEVICE)
+optimizer = torch.optim.SGD(half.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    part = half(data(0))
+    whole = part.detach().clone()
+    dist.all_reduce(whole)
+    part.backward(whole)
+    optimizer.step()
+""",
+    ),
+}

@@ -80,3 +80,21 @@ def test_an_accelerator_that_a_cell_above_has_made_counts_the_ranks(nb: tuple[st
         assert "[0-1] 2" in ran.good().stdout
     else:
         assert "SetupError: this Accelerator does not know" in ran.red_line
+
+
+def test_ranks_that_trained_alone_or_different_models_are_told_from_parts(
+    nb: tuple[str, Kernel],
+) -> None:
+    _, notebook = nb
+    notebook.start_over("load", "device")
+    notebook.run(notebook.cells["device"], "device").good()
+    notebook.run(programs.TRAINED, "program").good()
+    found = {}
+    for name, (_, cell) in programs.TRAINED_RUNS.items():
+        cores = "--cores 1" if name == "one rank" else ""
+        ran = notebook.run(f"%%tpu_train {cores}\n{cell.strip()}", "train").good()
+        different = "__import__('tpunb').last_run.different_models"
+        found[name] = notebook.value(f"{different} and str({different}.cause)") or ""
+        said = "by itself" * (found[name] == "alone") or "different models"
+        assert (said in ran.status.splitlines()[0]) == (found[name] not in ("", "parts"))
+    assert found == {name: cause for name, (cause, _) in programs.TRAINED_RUNS.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.rehearsal import install
-from tpunb.backends.torch import accelerators
+from tpunb.backends.torch import accelerators, exchanges
 from tpunb.backends.torch.steps import steps
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
@@ -48,8 +48,10 @@ class TorchBackend:
         """
         if setup.local_world_size < setup.world_size:
             addresses.bind_gloo(os.environ)
-        if setup.device == "CPU" and setup.world_size > 1:
-            self.rehearse(setup)
+        if setup.world_size > 1:
+            exchanges.watch_exchanges()
+            if setup.device == "CPU":
+                self.rehearse(setup)
         accelerators.watch_accelerators(self.name, setup)
         steps.watch()
         loader_waits.count_waits()
@@ -70,10 +72,6 @@ class TorchBackend:
         numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
         host, local_rank, rank = numbers
         return RankIdentity(host, None, local_rank, rank, None)
-
-    def collectives(self) -> int | None:
-        """Not counted here."""
-        return None
 
     def counts(self) -> Counts:
         """Optimizer steps and compilations."""

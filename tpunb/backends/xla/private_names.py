@@ -315,18 +315,6 @@ EXECUTE_TIMES = ("ExecuteTime", "ExecuteReplicatedTime")
 """Timed each time a program has been started: on one device, and in SPMD mode."""
 GRAPH_SIZE = "TensorsGraphSize"
 """Operations of a program."""
-COLLECTIVES = (
-    "xla::AllReduce",
-    "xla::AllReduceInPlace",
-    "xla::AllGather",
-    "xla::AllGatherOut",
-    "xla::ReduceScatter",
-    "xla::ReduceScatterOut",
-    "xla::all_reduce",
-    "xla::all_gather_into_tensor",
-    "xla::reduce_scatter_tensor",
-)
-"""Collectives that may average gradients or parameters."""
 CREATE_TENSOR = "CreateXlaTensor"
 CREATE_HANDLE = "CreateDataHandles"
 """Values on the device: results of programs, and values moved to the device."""
