@@ -217,28 +217,6 @@ def other_learning_rates() -> None:
     loop(model, optimizer=sgd(model, 0.1 * (1 + rank_number())))
 
 
-def plateau_of_the_local_loss() -> None:
-    model = net()
-    optimizer = sgd(model)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    loop(
-        model,
-        after=lambda loss, _, step: scheduler.step(1.0 if rank_number() else 1.0 / (1 + step)),
-        optimizer=optimizer,
-    )
-
-
-def changed_on_one_rank() -> None:
-    model = net()
-
-    def load(loss: Any, optimizer: Any, step: int) -> None:
-        if rank_number():
-            with torch.no_grad():
-                model[0].weight.mul_(1.01)
-
-    loop(model, after=load)
-
-
 Program = Callable[[], None]
 EQUAL: dict[str, Program] = {
     "averaged gradients": lambda: loop(net()),
@@ -264,8 +242,6 @@ DIFFERENT: dict[str, Program] = {
     "no reduction at a low rate": no_reduction_at_a_low_rate,
     "other seeds": lambda: loop(net(rank_number())),
     "other learning rates": other_learning_rates,
-    "plateau of the local loss": plateau_of_the_local_loss,
-    "changed on one rank": changed_on_one_rank,
 }
 PARTS: dict[str, Program] = {"parts of a layer": parts_of_a_layer}
 

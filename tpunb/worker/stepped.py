@@ -9,6 +9,7 @@ compiled for it. No parameter is kept alive.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import sys
@@ -124,7 +125,6 @@ class _Model:
         rates = (group.get("lr") for group in optimizer.param_groups)
         self._rates = tuple(float(rate) for rate in rates if isinstance(rate, float | int))
         self._steps = 0
-        self._sizes: dict[tuple[object, ...], tuple[int, bool]] = {}
         self._numbers, self._others = 0, False
         """Exchanged since the last step: numbers that may be the model's; whether others."""
         self._with_others = 0
@@ -132,26 +132,13 @@ class _Model:
 
     def exchanged(self, call: RankCall, size: int) -> None:
         """Note a collective. Without tensors, it has sent Python objects of this size."""
-        key = call.operation, call.tensors
-        if key not in self._sizes:
-            self._sizes[key] = self._sizes_in(call)
-        numbers, others = self._sizes[key] if call.tensors else (size // 4, False)
-        self._numbers += numbers
-        self._others |= others
-
-    def _sizes_in(self, call: RankCall) -> tuple[int, bool]:
-        """The numbers in a call that may be gradients or parameters; whether it has others."""
-        numbers, others = 0, call.operation in PAIRWISE
-        for described in call.tensors:
-            match = _SHAPE.search(described)
-            shape = tuple(map(int, filter(None, match[1].split(",")))) if match else ()
-            size = math.prod(shape)
-            if "uint8" in described:  # pickled objects
-                numbers += size // 4
-            elif shape in self._shapes or shape == (self._size,):
-                numbers += size
-            others |= len(shape) > 1 and shape not in self._shapes and size > _FEW
-        return numbers, others
+        self._numbers += 0 if call.tensors else size // 4
+        self._others |= call.operation in PAIRWISE
+        for shape, numbers, pickled in _shapes(call.tensors):
+            if pickled or shape in self._shapes or shape == (self._size,):
+                self._numbers += numbers
+            else:
+                self._others |= len(shape) > 1 and numbers > _FEW
 
     def end_step(self) -> None:
         self._steps += 1
@@ -195,6 +182,18 @@ class _Model:
             collected=self._numbers >= self._size,
             parameters=tuple(parameters),
         )
+
+
+@functools.lru_cache(maxsize=512)
+def _shapes(described: Sequence[str]) -> list[tuple[tuple[int, ...], int, bool]]:
+    """The shape of each tensor, its numbers, and whether it may be of pickled ones."""
+    found = []
+    for each in described:
+        match = _SHAPE.search(each)
+        shape = tuple(map(int, filter(None, match[1].split(",")))) if match else ()
+        pickled = "uint8" in each and len(shape) == 1
+        found.append((shape, math.prod(shape) // (4 if pickled else 1), pickled))
+    return found
 
 
 def _has_group() -> bool:
