@@ -1,7 +1,7 @@
 """accelerate and Lightning in the ranks of a run that they do not recognise as such.
 
 On processors, accelerate 1.15 uses the other processes only if ACCELERATE_USE_CPU is set, as
-`accelerate launch --cpu` does, and Lightning 2.6 only if it is told their number. Neither knows
+`accelerate launch --cpu` does, and Lightning 2.6 only with their number. Neither knows
 TorchTPU. Without a word, each process then trains by itself with all of the data. transformers'
 Trainer makes an Accelerator, too.
 """
