@@ -187,9 +187,12 @@ def test_a_run_of_torchtpu_loses_what_is_for_others_and_gets_nothing_of_torch_xl
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONUNBUFFERED": "1",
         "TQDM_MININTERVAL": "0.5",
+        "USE_TORCH_XLA": "0",  # which is installed here
     }
-    asked = environment.run_environment(kernel, "TPU", {"XLA_USE_SPMD": "1"}, backend="torchtpu")
-    assert asked["XLA_USE_SPMD"] == "1"
+    own = {"XLA_USE_SPMD": "1", "USE_TORCH_XLA": "1"}
+    asked = environment.run_environment(kernel, "TPU", own, backend="torchtpu")
+    assert asked == {**made, **own}
+    assert environment.run_environment(kernel | own, "TPU", backend="torch")["USE_TORCH_XLA"] == "1"
 
 
 def test_a_topology_from_outside_is_that_of_the_whole_slice() -> None:

@@ -24,20 +24,17 @@ WEIGHT = SteppedParameter("model.weight", (2, 3), 1e-5, (1.0, 2.0, 3.0, 4.0, 5.0
 MODEL = SteppedModel(
     optimizer="SGD",
     place="cell [4], line 9: optimizer.step()",
-    steps=10,
     rates=(0.1,),
-    averaged=0,
-    last_averaged=0,
-    averaged_at="",
-    averaged_later=False,
-    exchanged=0,
+    alone=False,
+    parts=False,
+    collected=False,
     parameters=(WEIGHT,),
 )
 
 
-def model(*values: float | None, gradient: tuple[float, ...] = (), **changes: Any) -> SteppedModel:
+def model(*values: float | None, **changes: Any) -> SteppedModel:
     """A model whose first values are these."""
-    weight = replace(WEIGHT, values=(*values, *WEIGHT.values[len(values) :]), gradient=gradient)
+    weight = replace(WEIGHT, values=(*values, *WEIGHT.values[len(values) :]))
     return replace(MODEL, parameters=(weight,), **changes)
 
 
@@ -55,7 +52,9 @@ def compare(*models: SteppedModel) -> DifferentModels | None:
         (model(), model(8.0, optimizer="Adam")),
         (model(), replace(MODEL, parameters=(replace(WEIGHT, name="critic.weight"),))),
         (model(), replace(MODEL, parameters=(replace(WEIGHT, shape=(3, 2), values=(9.0,) * 6),))),
-        (model(averaged_later=True), model(8.0, averaged_later=True)),
+        (model(collected=True), model(8.0, collected=True)),
+        (model(alone=True), model(8.0, alone=True, rates=(0.2,))),  # trials
+        (model(alone=True), model()),
     ],
 )
 def test_models_that_are_equal_or_not_one_model(one: SteppedModel, other: SteppedModel) -> None:
@@ -84,40 +83,35 @@ def test_different_models_name_the_largest_difference() -> None:
     assert (found.parameter, found.values) == ("model.weight[1, 0]", (4.0, None))
 
 
-SAME = (0.5, 0.25)
-EVERY = {"averaged": 9, "last_averaged": 10}
-
-
 @pytest.mark.parametrize(
     ("one", "other", "cause"),
     [
-        ({}, {}, ModelsCause.NOT_AVERAGED),
-        ({"exchanged": 2}, {"exchanged": 2}, ModelsCause.NOT_AVERAGED),  # two evaluations
-        ({"exchanged": 9}, {"exchanged": 9}, ModelsCause.UNKNOWN),
-        ({"averaged": 3, "last_averaged": 7}, {"averaged": 3}, ModelsCause.UNKNOWN),
-        ({"steps": 1}, {"steps": 1}, ModelsCause.UNKNOWN),
-        (
-            {"steps": 1, "gradient": SAME},
-            {"steps": 1, "gradient": (0.5, 0.3)},
-            ModelsCause.NOT_AVERAGED,
-        ),
-        ({"steps": 1, "gradient": SAME}, {"steps": 1, "gradient": SAME}, ModelsCause.BEGINNING),
-        (EVERY, EVERY, ModelsCause.BEGINNING),
-        (EVERY, {**EVERY, "rates": (0.05,)}, ModelsCause.LEARNING_RATE),
-        ({**EVERY, "gradient": SAME}, {**EVERY, "gradient": (1.0, 2.0)}, ModelsCause.UNKNOWN),
+        ({}, {}, ModelsCause.DIFFERENT),
+        ({"parts": True}, {"parts": True}, ModelsCause.PARTS),
+        ({"parts": True}, {}, ModelsCause.DIFFERENT),
+        ({"alone": True}, {}, ModelsCause.DIFFERENT),
+        ({"alone": True}, {"alone": True}, ModelsCause.ALONE),
     ],
 )
-def test_different_models_and_their_cause(
+def test_different_models_and_what_is_known_of_the_reason(
     one: dict[str, Any], other: dict[str, Any], cause: ModelsCause
 ) -> None:
     found = compare(model(**one), model(8.0, **other))
     assert found is not None
     assert found.cause is cause
-    assert found.expected == (cause is ModelsCause.UNKNOWN)
+    assert found.expected == (cause is ModelsCause.PARTS)
+
+
+def test_ranks_that_trained_equal_models_by_themselves() -> None:
+    alone = model(alone=True)
+    found = compare(alone, alone)
+    assert found is not None
+    assert (found.cause, found.values) == (ModelsCause.ALONE, ())
+    assert find_difference({0: (alone,), 1: (alone, replace(alone, alone=False))}) is None
 
 
 def test_a_mistake_is_reported_before_what_may_be_intended() -> None:
-    intended = {"exchanged": 9, "optimizer": "Adam"}
+    intended = {"parts": True, "optimizer": "Adam"}
     found = find_difference(
         {0: (model(**intended), model()), 1: (model(8.0, **intended), model(9.0))}
     )
@@ -133,36 +127,30 @@ def described(one: SteppedModel, other: SteppedModel, backend: BackendName = "xl
 
 @pytest.mark.parametrize("backend", get_args(BackendName))
 def test_advice_on_different_models_is_of_the_backend(backend: BackendName) -> None:
-    slow = model(8.0, **EVERY, rates=(0.05,))
-    pairs = ((model(), model(1.25)), (model(**EVERY), slow), (model(**EVERY), model(8.0, **EVERY)))
-    for one, other in pairs:
-        text = described(one, other, backend)
-        assert ("xm." in text) == (backend == "xla")
-        assert ("dist." in text) == (backend != "xla")
+    text = described(model(), model(1.25), backend)
+    assert ("xm." in text) == (backend == "xla")
+    assert ("dist." in text) == (backend != "xla")
 
 
 def test_different_models_in_words() -> None:
     assert described(model(), model(1.25)).startswith(
-        "at the end model.weight[0, 0] is 1 on rank h1/0 and 1.25 on rank h1/1: gradients were not "
-        "averaged before cell [4], line 9: optimizer.step()\n"
+        "at the end model.weight[0, 0] is 1 on rank h1/0 and 1.25 on rank h1/1; it was stepped at "
+        "cell [4], line 9: optimizer.step()\nto train one model, "
     )
     assert "is 1 on rank h1/0 and 1.00049 on rank h1/1" in described(model(), model(1.00049))
     assert "is 1 on rank h1/0 and not finite on rank" in described(model(), model(None))
-    slow = described(model(**EVERY), model(8.0, **EVERY, rates=(0.05,)))
-    assert "the mean learning rate was 0.1 on rank h1/0 and 0.05 on rank h1/1\n" in slow
-    assert "xm.broadcast_master_param(model)" in described(model(**EVERY), model(8.0, **EVERY))
-    seldom = {"averaged": 3, "last_averaged": 7, "averaged_at": "cell [4], line 12: average(model)"}
-    assert described(model(**seldom), model(8.0, **seldom)) == (
-        "the ranks hold different models: at the end model.weight[0, 0] is 1 on rank h1/0 and 8 on "
-        "rank h1/1; last averaged after step 6 of 10, at cell [4], line 12: average(model)"
-    )
+    assert "as ranks do that hold parts of" in described(model(parts=True), model(8.0, parts=True))
+    alone = described(model(alone=True), model(alone=True), "torch")
+    assert alone.startswith("no rank had a process group at cell [4], line 9: optimizer.step()")
+    assert "at the end" not in alone
+    assert "at the end" in described(model(alone=True), model(8.0, alone=True), "torch")
 
 
 def test_models_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "models.json"
     assert read_models(path) == ()
-    write_models(path, [model(None, -0.0, gradient=SAME)])
-    assert read_models(path) == (model(None, -0.0, gradient=SAME),)
+    write_models(path, [model(None, -0.0)])
+    assert read_models(path) == (model(None, -0.0),)
     assert math.nan not in json.loads(path.read_text())
     path.write_text(path.read_text()[:-9])
     assert read_models(path) == ()

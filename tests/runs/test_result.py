@@ -136,25 +136,26 @@ def test_succeeded_result_text(tmp_path: Path) -> None:
 
 
 def test_result_text_of_ranks_with_different_models(tmp_path: Path) -> None:
-    different = DifferentModels(
-        ModelsCause.NOT_AVERAGED, "model.weight[0]", (0, 1), (0.5, 0.25), "cell [4], line 9", 10,
-        None, 0, "",
-    )  # fmt: skip
+    cause, place = ModelsCause.DIFFERENT, "cell [4], line 9"
+    different = DifferentModels(cause, place, "model.weight[0]", (0, 1), (0.5, 0.25))
     found = result(tmp_path, different_models=different)
     assert found.state == "succeeded"
     found.raise_for_failure()
     said = ", but the ranks trained different models"
     assert found.headline().endswith(said)
     assert repr(found).count(said) == str(found).count(said) == 1
-    assert "gradients were not averaged before cell [4], line 9" in str(found)
+    assert "it was stepped at cell [4], line 9" in str(found)
     assert found.remarks()[0] in found.explain()
     written = json.loads(json.dumps(found.to_json()))
     assert RunResult.from_json(written, tmp_path).different_models == different
     missing = replace(found, returns_failed={"w": "no such name"})
     assert missing.lacks() == ", but w was not returned and the ranks trained different models"
-    intended = replace(found, different_models=replace(different, cause=ModelsCause.UNKNOWN))
+    intended = replace(found, different_models=replace(different, cause=ModelsCause.PARTS))
     assert intended.lacks() == ""
     assert "the ranks hold different models" in str(intended)
+    alone = replace(found, different_models=DifferentModels(ModelsCause.ALONE, place))
+    assert alone.lacks() == ", but each rank trained by itself"
+    assert RunResult.from_json(alone.to_json(), tmp_path).different_models == alone.different_models
 
 
 @pytest.mark.parametrize(

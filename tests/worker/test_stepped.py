@@ -217,36 +217,9 @@ def other_learning_rates() -> None:
     loop(model, optimizer=sgd(model, 0.1 * (1 + rank_number())))
 
 
-def plateau_of_the_local_loss() -> None:
-    model = net()
-    optimizer = sgd(model)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    loop(
-        model,
-        after=lambda loss, _, step: scheduler.step(1.0 if rank_number() else 1.0 / (1 + step)),
-        optimizer=optimizer,
-    )
-
-
-def changed_on_one_rank() -> None:
-    model = net()
-
-    def load(loss: Any, optimizer: Any, step: int) -> None:
-        if rank_number():
-            with torch.no_grad():
-                model[0].weight.mul_(1.01)
-
-    loop(model, after=load)
-
-
-def cleared(loss: Any, optimizer: Any, step: int) -> None:
-    optimizer.zero_grad()
-
-
 Program = Callable[[], None]
 EQUAL: dict[str, Program] = {
     "averaged gradients": lambda: loop(net()),
-    "cleared after the step": lambda: loop(net(), after=cleared),
     "accumulation and a copy": by_hand_with_accumulation_and_averaged_copy,
     "halves of a GAN": halves_of_a_gan,
     "alike halves of a GAN": alike_halves_of_a_gan,
@@ -262,31 +235,25 @@ EQUAL_BUT_SLOW: dict[str, Program] = {
     "DDP": ddp,
 }
 """XLA compiles many programs for them: in tests/long."""
-DIFFERENT: dict[str, tuple[Program, ModelsCause]] = {
-    "local SGD": (local_sgd, ModelsCause.UNKNOWN),
-    "parts of a layer": (parts_of_a_layer, ModelsCause.UNKNOWN),
-    "no reduction": (lambda: loop(net(), nothing), ModelsCause.NOT_AVERAGED),
-    "averaged losses only": (no_reduction_and_averaged_losses, ModelsCause.NOT_AVERAGED),
-    "no reduction at a low rate": (no_reduction_at_a_low_rate, ModelsCause.NOT_AVERAGED),
-    "other seeds": (lambda: loop(net(rank_number())), ModelsCause.BEGINNING),
-    "other seeds, cleared": (
-        lambda: loop(net(rank_number()), after=cleared),
-        ModelsCause.BEGINNING,
-    ),
-    "other learning rates": (other_learning_rates, ModelsCause.LEARNING_RATE),
-    "plateau of the local loss": (plateau_of_the_local_loss, ModelsCause.LEARNING_RATE),
-    "changed on one rank": (changed_on_one_rank, ModelsCause.BEGINNING),
+DIFFERENT: dict[str, Program] = {
+    "local SGD": local_sgd,
+    "no reduction": lambda: loop(net(), nothing),
+    "averaged losses only": no_reduction_and_averaged_losses,
+    "no reduction at a low rate": no_reduction_at_a_low_rate,
+    "other seeds": lambda: loop(net(rank_number())),
+    "other learning rates": other_learning_rates,
 }
+PARTS: dict[str, Program] = {"parts of a layer": parts_of_a_layer}
 
 
 def trained(names: list[str], folder: str) -> None:
     rank, _ = rehearse()
     from tpunb.worker.stepped import SteppedModels
 
-    programs = EQUAL | EQUAL_BUT_SLOW | {name: made for name, (made, _) in DIFFERENT.items()}
+    programs = EQUAL | EQUAL_BUT_SLOW | DIFFERENT | PARTS
     for name in names:
         models = SteppedModels()
-        models.watch(lambda: None)
+        models.watch(groups=False)
         programs[name]()
         torch_xla.sync(wait=True)
         models.save(Path(folder, f"{name}-{rank}.json"))
@@ -308,6 +275,7 @@ def test_no_difference_of_models_that_are_equal_or_not_meant_to_be(
     assert differences(ranks, EQUAL, tmp_path) == dict.fromkeys(EQUAL)
 
 
-def test_different_models_and_why(ranks: Ranks, tmp_path: Path) -> None:
-    expected = {name: cause for name, (_, cause) in DIFFERENT.items()}
-    assert differences(ranks, DIFFERENT, tmp_path) == expected
+def test_different_models_are_told_from_parts_of_one(ranks: Ranks, tmp_path: Path) -> None:
+    expected = dict.fromkeys(DIFFERENT, ModelsCause.DIFFERENT)
+    expected |= dict.fromkeys(PARTS, ModelsCause.PARTS)
+    assert differences(ranks, expected, tmp_path) == expected

@@ -79,9 +79,6 @@ class Backend(Protocol):
         """This rank's numbers."""
         ...
 
-    def collectives(self) -> int | None:
-        """How many collectives may have averaged gradients so far; None if not counted here."""
-
     def counts(self) -> Counts:
         """The counts for the heartbeat."""
         ...

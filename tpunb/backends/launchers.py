@@ -174,34 +174,37 @@ class _Replacement:
         rank 0 sends, and code outside of it acts as the parent of all ranks, rank 0 of 1.
         """
         replace: dict[str, Callable[[ModuleType], None]] = {}
-        for trainer, fabric in zip(private_names.TRAINER, private_names.FABRIC, strict=True):
-            replace[f"{trainer}.strategies.launchers.xla"] = self._replace_trainers
-            replace[f"{trainer}.strategies.xla"] = self._launch_at_once
-            replace[f"{fabric}.strategies.launchers.xla"] = self._replace_fabrics
-            replace[f"{fabric}.strategies.xla"] = self._launch_at_once
+        for package in (*private_names.TRAINER, *private_names.FABRIC):
+            replace[f"{package}.strategies.launchers.xla"] = self._replace_launcher
+            replace[f"{package}.strategies.xla"] = self._launch_at_once
+            replace[f"{package}.strategies.ddp"] = self._start_no_more
+        for fabric in private_names.FABRIC:
             replace[f"{fabric}.strategies.xla_fsdp"] = self._launch_at_once
             replace[f"{fabric}.utilities.rank_zero"] = self._tell_rank
         return replace
 
-    def _replace_trainers(self, launchers: ModuleType) -> None:
-        def launch(
-            launcher: object,
-            function: Callable[..., object],
-            *args: object,
-            trainer: object = None,
-            **kwargs: object,
-        ) -> object:
-            return _call(function, *args, **kwargs)
+    def _replace_launcher(self, launchers: ModuleType) -> None:
+        fabric = launchers.__name__.startswith(private_names.FABRIC)
 
-        self._names.set(launchers._XLALauncher, "launch", launch)
-
-    def _replace_fabrics(self, launchers: ModuleType) -> None:
         def launch(
             launcher: object, function: Callable[..., object], *args: object, **kwargs: object
         ) -> object:
+            if not fabric:  # whose function may have an argument of that name
+                kwargs.pop("trainer", None)
             return _call(function, *args, **kwargs)
 
         self._names.set(launchers._XLALauncher, "launch", launch)
+
+    def _start_no_more(self, strategies: ModuleType) -> None:
+        """Where torchrun's variables are, strategy="ddp_notebook" starts as "ddp" does: nothing."""
+        configure = strategies.DDPStrategy._configure_launcher
+
+        def configure_launcher(strategy: Any) -> None:
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                strategy._start_method = "popen"
+            configure(strategy)
+
+        self._names.set(strategies.DDPStrategy, "_configure_launcher", configure_launcher)
 
     def _launch_at_once(self, strategies: ModuleType) -> None:
         """Make a strategy know its rank from the beginning, and after a fit as well."""

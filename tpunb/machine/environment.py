@@ -138,6 +138,9 @@ def _without_torch_xla(
     if device != "TPU" and (backend == "torchtpu" or is_installed("torch_tpu")):
         why = "torch_tpu takes seconds to load, has no TPU here, and excludes a rehearsed one"
         yield EnvChange(AUTOLOAD, "0", why)
+    if "USE_TORCH_XLA" not in env and is_installed("torch_xla"):
+        why = "accelerate and transformers would use torch_xla, which the run does not"
+        yield EnvChange("USE_TORCH_XLA", "0", why)
 
 
 def _of_one_chip(env: Mapping[str, str]) -> list[str]:

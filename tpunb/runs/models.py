@@ -43,31 +43,24 @@ class SteppedParameter:
     tolerance: float
     """The largest relative difference that is no difference."""
     values: Numbers
-    gradient: Numbers = ()
-    """The gradient at the same positions; () if there is none, or if it is zero."""
 
 
 @dataclass(frozen=True)
 class SteppedModel:
-    """Parameters that an optimizer of one rank has stepped, and what the ranks exchanged before."""
+    """Parameters that an optimizer of one rank has stepped, and what the rank exchanged."""
 
     optimizer: str
     """The class of the optimizer."""
     place: str
     """The line of its first step: 'cell [4], line 9: optimizer.step()'."""
-    steps: int
     rates: tuple[float, ...]
-    """The mean learning rate of each parameter group, over the steps."""
-    averaged: int
-    """The steps before which the ranks exchanged tensors like the gradients or the parameters."""
-    last_averaged: int
-    """The last of them, counted from 1; 0 for none."""
-    averaged_at: str
-    """The line of that exchange; '' if it is not known."""
-    averaged_later: bool
-    """True if there was such an exchange after the last step."""
-    exchanged: int
-    """The other steps before which the ranks exchanged data, more than a few numbers."""
+    """The learning rates of the first step."""
+    alone: bool
+    """The rank had no process group, and exchanged nothing, although it needs one for that."""
+    parts: bool
+    """Before most steps it exchanged tensors that are neither gradients nor parameters."""
+    collected: bool
+    """It exchanged as many numbers as the model has after the last step."""
     parameters: tuple[SteppedParameter, ...]
 
     @property
@@ -82,75 +75,51 @@ class DifferentModels:
     """One number of a model that two ranks have trained, and that differs at their end."""
 
     cause: ModelsCause
-    """Why the models differ."""
-    parameter: str
-    """The parameter and the position in it: 'model.weight[0, 3]'."""
-    ranks: tuple[int, int]
-    """The two ranks."""
-    values: tuple[float | None, float | None]
-    """The number on each of them; None if it is not finite."""
+    """What is known of the reason."""
     place: str
     """The line of the optimizer's first step."""
-    steps: int
-    """The optimizer's steps."""
-    rates: tuple[float, float] | None
-    """The mean learning rates of the two ranks, if they differ."""
-    last_averaged: int
-    """The last step before which the ranks averaged gradients or parameters; 0 for none."""
-    averaged_at: str
-    """The line in which they did; '' if it is not known."""
+    parameter: str = ""
+    """The parameter and the position in it: 'model.weight[0, 3]'; '' if all ranks trained alone,
+    and equal models."""
+    ranks: tuple[int, ...] = ()
+    """The two ranks."""
+    values: Numbers = ()
+    """The number on each of them; None if it is not finite."""
 
     @property
     def expected(self) -> bool:
         """True if the program may intend the difference."""
-        return self.cause is ModelsCause.UNKNOWN
+        return self.cause is ModelsCause.PARTS
 
     def describe(self, backend: BackendName, name_rank: Callable[[int], str] = str) -> str:
-        """Return the numbers, the likely cause, and the fix with the run's backend."""
-        xla = backend == "xla"
-        ranks = [f"rank {name_rank(rank)}" for rank in self.ranks]
-        text = f"at the end {self.parameter} is {_on_both(_words(self.values), ranks)}"
-        match self.cause:
-            case ModelsCause.NOT_AVERAGED:
-                return (
-                    f"{text}: gradients were not averaged before {self.place}\n"
-                    "to train one model, wrap it in DistributedDataParallel, or "
-                    + (
-                        "call xm.optimizer_step(optimizer) instead of optimizer.step()"
-                        if xla
-                        else "average the gradients with dist.all_reduce before optimizer.step()"
-                    )
-                )
-            case ModelsCause.LEARNING_RATE:
-                rates = _on_both(_words(self.rates or ()), ranks)
-                return (
-                    f"{text}: the gradients were averaged, but the mean learning rate was {rates}\n"
-                    "compute it from values that are the same on all ranks: for ReduceLROnPlateau, "
-                    f"average the loss with {'xm' if xla else 'dist'}.all_reduce first"
-                )
-            case ModelsCause.BEGINNING:
-                return (
-                    f"{text}: the gradients were averaged, so the models differed before training, "
-                    "or were changed on one rank\n"
-                    "call torch.manual_seed with the same number on all ranks before the model is "
-                    "made, or after it "
-                    + (
-                        "xm.broadcast_master_param(model)"
-                        if xla
-                        else "dist.broadcast for each parameter, as DistributedDataParallel does"
-                    )
-                )
-        if self.last_averaged:
-            at = f", at {self.averaged_at}" if self.averaged_at else ""
-            text += f"; last averaged after step {self.last_averaged - 1} of {self.steps}{at}"
-        return f"the ranks hold different models: {text}"
+        """Return the numbers, what is known of the reason, and the fix with the run's backend."""
+        words = zip(_words(self.values), map(name_rank, self.ranks), strict=True)
+        apart = " and ".join(f"{word} on rank {rank}" for word, rank in words)
+        differ = f"at the end {self.parameter} is {apart}" if apart else ""
+        if self.cause is ModelsCause.PARTS:
+            return (
+                f"the ranks hold different models: {differ}; they exchanged other data before most "
+                "steps, as ranks do that hold parts of one model"
+            )
+        if self.cause is ModelsCause.ALONE:
+            return (
+                f"no rank had a process group at {self.place}: each trained by itself, with all of "
+                f"the data that it read{f'; {differ}' if differ else ''}\n"
+                "to train one model, call dist.init_process_group, wrap the model in "
+                "DistributedDataParallel and give each rank its part of the data; with a library "
+                "that does not know of ranks, use --cores 1"
+            )
+        xla = ", or call xm.broadcast_master_param(model), then xm.optimizer_step(optimizer)"
+        return (
+            f"{differ}; it was stepped at {self.place}\n"
+            "to train one model, begin with the same weights and step with averaged gradients and "
+            "the same learning rate: wrap it in DistributedDataParallel and call what that returns"
+            f"{xla if backend == 'xla' else ', or average with dist.all_reduce'}. If each rank is "
+            "meant to hold a model of its own, or a part of one, nothing is wrong"
+        )
 
 
-def _on_both(words: Sequence[str], ranks: Sequence[str]) -> str:
-    return " and ".join(f"{word} on {rank}" for word, rank in zip(words, ranks, strict=True))
-
-
-def _words(values: Sequence[float | None]) -> list[str]:
+def _words(values: Numbers) -> list[str]:
     """The numbers, with enough digits to tell them apart."""
     for digits in (4, 6, 9, 17):
         words = ["not finite" if each is None else f"{each:.{digits}g}" for each in values]
@@ -185,20 +154,22 @@ def from_json(models: Any) -> tuple[SteppedModel, ...]:
 
 
 def find_difference(models: Mapping[int, Sequence[SteppedModel]]) -> DifferentModels | None:
-    """Compare the models of all ranks; None if they are equal, or not meant to be.
+    """Compare the models of all ranks; None if they are as they should be, or not one model.
 
     Of several differences, the first one that cannot be intended.
     """
     if len(models) < 2:
         return None
+    alone = all(each.alone for own in models.values() for each in own)
     numbered = {rank: _numbered(own) for rank, own in models.items()}
     first = min(models)
     found = []
     for key in numbered[first]:
         if all(key in own for own in numbered.values()):
-            difference = _compare({rank: own[key] for rank, own in sorted(numbered.items())})
-            found += [] if difference is None else [difference]
-    return min(found, key=lambda each: each.expected, default=None)
+            found.append(
+                _compare({rank: own[key] for rank, own in sorted(numbered.items())}, alone)
+            )
+    return min(filter(None, found), key=lambda each: each.expected, default=None)
 
 
 def _numbered(models: Sequence[SteppedModel]) -> dict[tuple[object, ...], SteppedModel]:
@@ -211,11 +182,13 @@ def _numbered(models: Sequence[SteppedModel]) -> dict[tuple[object, ...], Steppe
     return found
 
 
-def _compare(models: Mapping[int, SteppedModel]) -> DifferentModels | None:
-    if any(model.averaged_later for model in models.values()):
+def _compare(models: Mapping[int, SteppedModel], alone: bool) -> DifferentModels | None:
+    if any(model.collected for model in models.values()):
         return None
     first, *others = models
     one = models[first]
+    if alone and any(models[other].rates != one.rates for other in others):
+        return None  # trials with settings of their own
     worst, rank, index = max(
         (_distance(mine.values, theirs.values) / mine.tolerance, -other, -number)
         for other in others
@@ -224,50 +197,18 @@ def _compare(models: Mapping[int, SteppedModel]) -> DifferentModels | None:
         )
     )
     if worst <= 1:
-        return None
-    other = models[-rank]
-    mine, theirs = one.parameters[-index], other.parameters[-index]
+        return DifferentModels(ModelsCause.ALONE, one.place) if alone else None
+    parts = all(model.parts for model in models.values())
+    cause = ModelsCause.PARTS if parts else ModelsCause.DIFFERENT
+    mine, theirs = one.parameters[-index], models[-rank].parameters[-index]
     at = max(range(len(mine.values)), key=lambda at: _apart(mine.values[at], theirs.values[at]))
-    rates = next(
-        (pair for pair in zip(one.rates, other.rates, strict=False) if not math.isclose(*pair)),
-        None,
-    )
     return DifferentModels(
-        cause=_cause(list(models.values()), rates),
+        cause=ModelsCause.ALONE if alone else cause,
+        place=one.place,
         parameter=mine.name + _position(positions(math.prod(mine.shape))[at], mine.shape),
         ranks=(first, -rank),
         values=(mine.values[at], theirs.values[at]),
-        place=one.place,
-        steps=one.steps,
-        rates=rates,
-        last_averaged=one.last_averaged,
-        averaged_at=one.averaged_at,
     )
-
-
-def _cause(models: Sequence[SteppedModel], rates: tuple[float, float] | None) -> ModelsCause:
-    # What came before the first step is not known, if the optimizer was not known by then.
-    always = all(1 < model.steps <= model.averaged + 1 for model in models)
-    agree = _gradients_agree(models)
-    if agree or (agree is None and always):
-        return ModelsCause.BEGINNING if rates is None else ModelsCause.LEARNING_RATE
-    known = agree is False or all(model.steps > 1 for model in models)
-    if known and all(not m.averaged and 2 * m.exchanged < m.steps for m in models):
-        return ModelsCause.NOT_AVERAGED
-    return ModelsCause.UNKNOWN
-
-
-def _gradients_agree(models: Sequence[SteppedModel]) -> bool | None:
-    """True if the last gradients are the same on all ranks; None if they are not known."""
-    known = [
-        [parameter.gradient for parameter in parameters]
-        for parameters in zip(*(model.parameters for model in models), strict=True)
-        if all(parameter.gradient for parameter in parameters)
-    ]
-    if not known:
-        return None
-    tolerance = max(parameter.tolerance for parameter in models[0].parameters)
-    return all(_distance(first, each) <= tolerance for first, *rest in known for each in rest)
 
 
 def _distance(one: Numbers, other: Numbers) -> float:

@@ -22,6 +22,7 @@ from tpunb.runs.spec import (
     BackendName,
     Device,
     FailureKind,
+    ModelsCause,
     Price,
     RunSpec,
     RunState,
@@ -381,8 +382,8 @@ class RunResult(Printable):
     collectives: tuple[Collective, ...] = ()
     """The collectives of a rehearsal, by rank and operation: their number, bytes and seconds."""
     different_models: DifferentModels | None = None
-    """A number of a model that the ranks trained and that differs at their end; None if none does,
-    or if the ranks hold no models that can be compared."""
+    """A number of a model that the ranks trained and that differs at their end, or that each rank
+    trained by itself; None if neither, or if they hold no models that can be compared."""
     warm: bool = False
     """True if the backend's libraries were already imported when the run began."""
     backend: BackendName = "xla"
@@ -597,7 +598,10 @@ class RunResult(Printable):
             were = "were" if len(self.returns_failed) > 1 else "was"
             lacks.append(f"{', '.join(self.returns_failed)} {were} not returned")
         if self.different_models is not None and not self.different_models.expected:
-            lacks.append("the ranks trained different models")
+            alone = self.different_models.cause is ModelsCause.ALONE
+            lacks.append(
+                "each rank trained by itself" if alone else "the ranks trained different models"
+            )
         return f", but {' and '.join(lacks)}" if lacks else ""
 
     def _what_it_lacks(self) -> list[str]:

@@ -67,16 +67,14 @@ class RunState(_Word):
 
 
 class ModelsCause(_Word):
-    """Why the models of the ranks differ."""
+    """What is known of the models of ranks that trained no model together."""
 
-    NOT_AVERAGED = "not_averaged"
-    """The ranks stepped with gradients of their own."""
-    LEARNING_RATE = "learning_rate"
-    """The gradients were averaged, but the learning rates differed."""
-    BEGINNING = "beginning"
-    """The gradients were averaged, so the parameters differed before."""
-    UNKNOWN = "unknown"
-    """It may be intended: the ranks average now and then, or each holds a part of the model."""
+    ALONE = "alone"
+    """There was no process group, so each rank trained by itself, maybe equal models."""
+    DIFFERENT = "different"
+    """They differ."""
+    PARTS = "parts"
+    """They differ, which may be intended: each rank may hold a part of the model."""
 
 
 class StopCause(_Word):

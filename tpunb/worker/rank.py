@@ -135,7 +135,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     if profile is not None and profile.has(task.rank):
         after_step.append(StepTrace(profile, task.run, task.attempt, task.rank).after)
     if task.spec.world_size > 1 and task.spec.spmd is None:
-        stepped_models.watch(backend.collectives)
+        stepped_models.watch(groups=backend.name != "xla")
     launchers.redirect_launchers(task.rank)
     rich_progress.follow_rich_bars()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's

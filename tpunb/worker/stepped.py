@@ -9,10 +9,12 @@ compiled for it. No parameter is kept alive.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +23,9 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from tpunb.backends.rehearsal.call import CodeLine, RankCall, running_line, users_frames
+from tpunb.backends.rehearsal.call import RankCall, running_line, users_frames
 from tpunb.backends.rehearsal.stats import collective_stats
+from tpunb.backends.torch.exchanges import PAIRWISE
 from tpunb.backends.xla import tensors
 from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
 from tpunb.utils.frame_locals import locals_of
@@ -42,16 +45,16 @@ class SteppedModels:
     """The models that the optimizers of this rank have stepped."""
 
     def __init__(self) -> None:
-        self._collectives: Callable[[], int | None] = lambda: None
+        self._alone = False
         self._models: list[_Model] = []
         self._known: WeakKeyDictionary[Optimizer, _Model | None] = WeakKeyDictionary()
 
-    def watch(self, collectives: Callable[[], int | None]) -> None:
+    def watch(self, groups: bool) -> None:
         """Watch all optimizers and collectives, for the rest of this process.
 
-        `collectives`: see `Backend.collectives`.
+        `groups`: whatever this rank exchanges, it needs a process group.
         """
-        self._collectives = collectives
+        self._alone = groups
         register_optimizer_step_post_hook(self.stepped)
         collective_stats.watchers.append(self.exchanged)
 
@@ -59,16 +62,18 @@ class SteppedModels:
         """A torch.optim hook for the end of an optimizer's step."""
         if torch.compiler.is_compiling():
             return
+        self._alone = self._alone and not _has_group()
         if optimizer not in self._known:
             self._known[optimizer] = self._begin(optimizer)
         model = self._known[optimizer]
         if model is not None:
-            model.end_step(optimizer, self._collectives())
+            model.end_step()
 
-    def exchanged(self, call: RankCall, size: int, line: CodeLine | None) -> None:
-        """Note a collective of this rank."""
+    def exchanged(self, call: RankCall, size: int) -> None:
+        """Note a collective of this rank; `size`: bytes, if it has sent Python objects."""
+        self._alone = False
         for model in self._models:
-            model.exchanged(call, size, line)
+            model.exchanged(call, size)
 
     def _begin(self, optimizer: Optimizer) -> _Model | None:
         groups = optimizer.param_groups
@@ -86,7 +91,8 @@ class SteppedModels:
 
     def save(self, path: Path) -> None:
         """Write the models of this rank, after the device's pending work has finished."""
-        found = [model.sampled() for model in self._models]
+        alone = self._alone and not _has_group()
+        found = [model.sampled(alone) for model in self._models]
         with contextlib.suppress(OSError):  # a full disk: the result reports it
             write_models(path, [model for model in found if model is not None])
 
@@ -116,57 +122,28 @@ class _Model:
         # Python calls back before it frees what the owner has, so its parameters can still be read;
         # but not if the owner is in a cycle.
         self._owners = [ref(owner, self._owner_ends) for owner in (optimizer, *modules)]
+        rates = (group.get("lr") for group in optimizer.param_groups)
+        self._rates = tuple(float(rate) for rate in rates if isinstance(rate, float | int))
         self._steps = 0
-        self._rates = [0.0] * len(optimizer.param_groups)
-        self._sizes: dict[bytes, tuple[int, bool]] = {}
-        self._collectives = 0
-        self._averaging, self._exchanging = 0, False
-        """Since the last step: the numbers exchanged that may be the model's; whether others."""
-        self._averaged = self._last_averaged = self._exchanged = 0
-        self._line: CodeLine | None = None
-        self._averaged_at: CodeLine | None = None
+        self._numbers, self._others = 0, False
+        """Exchanged since the last step: numbers that may be the model's; whether others."""
+        self._with_others = 0
+        """Steps after such others."""
 
-    def exchanged(self, call: RankCall, size: int, line: CodeLine | None) -> None:
+    def exchanged(self, call: RankCall, size: int) -> None:
         """Note a collective. Without tensors, it has sent Python objects of this size."""
-        if call.tensors and call.digest not in self._sizes:
-            self._sizes[call.digest] = self._sizes_in(call)
-        model, other = self._sizes[call.digest] if call.tensors else (size // 4, size > 4 * _FEW)
-        self._averaging += model
-        self._exchanging |= other
-        if model:
-            self._line = line
+        self._numbers += 0 if call.tensors else size // 4
+        self._others |= call.operation in PAIRWISE
+        for shape, numbers, pickled in _shapes(call.tensors):
+            if pickled or shape in self._shapes or shape == (self._size,):
+                self._numbers += numbers
+            else:
+                self._others |= len(shape) > 1 and numbers > _FEW
 
-    def _sizes_in(self, call: RankCall) -> tuple[int, bool]:
-        """The numbers in a call that may be gradients or parameters; whether it has others."""
-        model, other = 0, False
-        for described in call.tensors:
-            match = _SHAPE.search(described)
-            shape = tuple(map(int, filter(None, match[1].split(",")))) if match else ()
-            # Buckets of DistributedDataParallel, and gradients joined by hand, are flat.
-            if shape in self._shapes or len(shape) == 1:
-                model += math.prod(shape)
-            other |= len(shape) > 1 or math.prod(shape) > _FEW
-        return model, other
-
-    def end_step(self, optimizer: Optimizer, collectives: int | None) -> None:
-        """Count a step. `collectives` of this rank so far, if it is not told of each."""
+    def end_step(self) -> None:
         self._steps += 1
-        for number, group in enumerate(optimizer.param_groups[: len(self._rates)]):
-            rate = group.get("lr")
-            if isinstance(rate, float | int):
-                self._rates[number] += rate
-        if collectives is not None and collectives != self._collectives:
-            self._collectives = collectives
-            self._exchanging = True
-        if self._has_averaged():
-            self._averaged += 1
-            self._last_averaged, self._averaged_at = self._steps, self._line
-        elif self._exchanging:
-            self._exchanged += 1
-        self._averaging, self._exchanging = 0, False
-
-    def _has_averaged(self) -> bool:
-        return 2 * self._averaging >= self._size
+        self._with_others += self._others
+        self._numbers, self._others = 0, False
 
     def _tolerance(self, dtype: torch.dtype) -> float:
         """The relative difference to which rounding may add up, like a random walk."""
@@ -179,55 +156,49 @@ class _Model:
         if len(alive) == len(kept):
             self._last = self._sampled(alive) if tensors.are_computed(alive) else None
 
-    def sampled(self) -> SteppedModel | None:
+    def sampled(self, alone: bool) -> SteppedModel | None:
         """The newest samples; None if there are none."""
         self._owner_ends(None)
-        return self._last
+        return self._last and replace(self._last, alone=alone)
 
     def _sampled(self, kept: Sequence[torch.Tensor]) -> SteppedModel | None:
         """The samples. Copies the parameters to the CPU, in one transfer."""
-        gradients = [None if _is_sparse(each.grad) else each.grad for each in kept]
-        given = [each for each in gradients if each is not None]
-        if not tensors.are_computed(given):
-            gradients, given = [None] * len(kept), []
         try:
-            copy = tensors.CpuCopies([*kept, *given])
+            copy = tensors.CpuCopies([*kept])
         except RuntimeError:  # a buffer was deleted or given away: it can no longer be compared
             return None
-        parameters = []
-        for name, each, gradient in zip(self._samples, kept, gradients, strict=True):
-            slope = () if gradient is None else _sample(copy(gradient))
-            parameters.append(
-                SteppedParameter(
-                    name,
-                    tuple(each.shape),
-                    self._tolerance(each.dtype),
-                    _sample(copy(each)),
-                    slope if any(slope) else (),
-                )
+        parameters = [
+            SteppedParameter(
+                name, tuple(each.shape), self._tolerance(each.dtype), _sample(copy(each))
             )
+            for name, each in zip(self._samples, kept, strict=True)
+        ]
         return SteppedModel(
             optimizer=self._optimizer,
             place=self._place,
-            steps=self._steps,
-            rates=tuple(rate / self._steps for rate in self._rates),
-            averaged=self._averaged,
-            last_averaged=self._last_averaged,
-            averaged_at=str(self._averaged_at or ""),
-            averaged_later=self._has_averaged(),
-            exchanged=self._steps if _has_gloo() else self._exchanged,
+            rates=self._rates,
+            alone=False,
+            parts=2 * self._with_others >= self._steps,
+            collected=self._numbers >= self._size,
             parameters=tuple(parameters),
         )
 
 
-def _is_sparse(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None and gradient.layout is not torch.strided
+@functools.lru_cache(maxsize=512)
+def _shapes(described: Sequence[str]) -> list[tuple[tuple[int, ...], int, bool]]:
+    """The shape of each tensor, its numbers, and whether it may be of pickled ones."""
+    found = []
+    for each in described:
+        match = _SHAPE.search(each)
+        shape = tuple(map(int, filter(None, match[1].split(",")))) if match else ()
+        pickled = "uint8" in each and len(shape) == 1
+        found.append((shape, math.prod(shape) // (4 if pickled else 1), pickled))
+    return found
 
 
-def _has_gloo() -> bool:
-    """True if this rank may have exchanged tensors on the CPU, which is not noted."""
+def _has_group() -> bool:
     dist = torch.distributed
-    return dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo"
+    return dist.is_available() and dist.is_initialized()
 
 
 def _sample(tensor: torch.Tensor) -> Numbers:

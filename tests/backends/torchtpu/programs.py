@@ -822,22 +822,138 @@ class Sum(L.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-def train(batch_size, devices):
+x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(x, x.sum(1, keepdim=True))
+
+def make_trainer(**options):
+    return L.Trainer(
+        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **options)
+
+def train(trainer, batch_size):
     torch.manual_seed(0)
-    x = torch.randn(64, 8)
-    data = TensorDataset(x, x.sum(1, keepdim=True))
-    model = Sum()
-    trainer = L.Trainer(
-        accelerator=DEVICE, devices=devices, max_epochs=2, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(model, DataLoader(data, batch_size))
+    losses.clear()
+    trainer.fit(Sum(), DataLoader(data, batch_size))
+    return [*losses]
+
+losses = []
+above = make_trainer()  # where there is one process
 """
 LIGHTNING_RUN = """
-losses = []
-train(64 // int(os.environ["WORLD_SIZE"]), int(os.environ["WORLD_SIZE"]))
+ranks = int(os.environ["WORLD_SIZE"])
+first = train(above, 64 // ranks)
+for strategy in ("auto", "ddp_notebook", "ddp_spawn"):
+    for _ in range(2):
+        trainer = make_trainer(strategy=strategy, devices="auto" if strategy == "auto" else ranks)
+        assert train(trainer, 64 // ranks) == first
+        assert (trainer.world_size, trainer.global_rank) == (ranks, int(os.environ["RANK"]))
+    fabric = L.Fabric(strategy=strategy, devices="auto" if strategy == "auto" else ranks)
+    assert fabric.launch(lambda fabric, n: (fabric.world_size, n), 3) == (ranks, 3)
+losses = first
 """
 LIGHTNING_ALONE = """
-losses_of_ranks, losses = losses, []
-train(64, 1)
-alone, losses = losses, losses_of_ranks
+losses, alone = losses, train(make_trainer(devices=1), 64)
 """
+LIGHTNING_REFUSED = """
+def linear():
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters())
+
+for use, error in {
+    lambda: train(make_trainer(devices=1), 8): "Trainer does not know the other 1 rank",
+    lambda: L.Fabric(devices=1).setup(*linear()): "Fabric does not know the other 1 rank",
+    lambda: train(make_trainer(devices=3, strategy="ddp_notebook"), 8): "--cores 3",
+    lambda: make_trainer(accelerator="gpu"): "no GPU. Leave accelerator out",
+    lambda: make_trainer(accelerator="tpu"): "torch_xla's, and the run has",
+}.items():
+    try:
+        use()
+    except Exception as refused:
+        assert type(refused).__name__ == "SetupError" and error in str(refused), refused
+    else:
+        assert False, error
+"""
+TRAINED = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def start():
+    dist.init_process_group(GROUP)
+    return make(), data(dist.get_rank())
+
+def data(seed):
+    return torch.randn(32, 8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 8).to(DEVICE)
+
+def fit(model, x, lr=0.1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if dist.is_initialized():
+            dist.all_reduce(loss.detach())
+        optimizer.step()
+"""
+TRAINED_RUNS = {
+    # The cause that DifferentModels has, and a train cell.
+    "one model": ("", "model, x = start()\nfit(DistributedDataParallel(model), x)"),
+    "no DistributedDataParallel": ("different", "fit(*start())"),
+    "its module": (
+        "different",
+        "model, x = start()\nfit(DistributedDataParallel(model).module, x)",
+    ),
+    "alone": ("alone", "fit(make(), data(0))"),
+    "alone, on other data": ("alone", "fit(make(), data(int(os.environ['RANK'])))"),
+    "trials": ("", "fit(make(), data(0), lr=0.1 * (1 + int(os.environ['RANK'])))"),
+    "one rank": ("", "#\nfit(make(), data(0))"),
+    "ensemble, collected": (
+        "",
+        "model, x = start()\nfit(model, x)\nmodels = [None] * 2\n"
+        "dist.all_gather_object(models, [each.tolist() for each in model.parameters()])",
+    ),
+    "pipeline": (
+        "parts",
+        """
+_, x = start()
+rank = dist.get_rank()
+torch.manual_seed(rank)
+stage = torch.nn.Linear(8, 8).to(DEVICE)
+optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    received = torch.empty_like(x)
+    if rank == 0:
+        sent = stage(x)
+        dist.send(sent.detach(), 1)
+        dist.recv(received, 1)
+        sent.backward(received)
+    else:
+        dist.recv(received, 0)
+        stage(received.requires_grad_()).square().mean().backward()
+        dist.send(received.grad, 0)
+    optimizer.step()
+""",
+    ),
+    "tensor parallel": (
+        "parts",
+        """
+_, x = start()
+torch.manual_seed(dist.get_rank())
+half = torch.nn.Linear(8, 8).to(DEVICE)
+optimizer = torch.optim.SGD(half.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    part = half(data(0))
+    whole = part.detach().clone()
+    dist.all_reduce(whole)
+    part.backward(whole)
+    optimizer.step()
+""",
+    ),
+}

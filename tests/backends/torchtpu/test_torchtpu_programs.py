@@ -56,21 +56,45 @@ def test_tutorials_of_torch_have_the_losses_of_one_process(
 def test_libraries_use_all_ranks_or_refuse(nb: tuple[str, Kernel], name: str) -> None:
     backend, notebook = nb
     ran = run(notebook, name)
-    if backend == "torch":
+    if backend == "torch" or name == "LIGHTNING":  # on processors
         ran.good()
         assert_as_one_process(notebook, name)
-    elif name == "LIGHTNING":  # its accelerator "tpu" is torch_xla's
-        assert "ModuleNotFoundError: Requirement 'torch_xla>=1.13' not met" in ran.red_line
     else:
         assert "SetupError: this Accelerator does not know the other 1 rank" in ran.red_line
         assert "accelerate does not know TorchTPU. Use --cores 1" in ran.red_line
 
 
-def test_an_accelerator_that_a_cell_above_has_made_is_refused(nb: tuple[str, Kernel]) -> None:
+def test_lightning_that_would_train_alone_is_refused(nb: tuple[str, Kernel]) -> None:
+    _, notebook = nb
+    notebook.start_over("load", "device")
+    notebook.run(programs.LIGHTNING, "program").good()
+    notebook.run(f"%%tpu_train\n{programs.LIGHTNING_REFUSED}", "train").good()
+
+
+def test_an_accelerator_that_a_cell_above_has_made_counts_the_ranks(nb: tuple[str, Kernel]) -> None:
     backend, notebook = nb
     notebook.start_over("load", "device")
     notebook.run("from accelerate import Accelerator\naccelerator = Accelerator()", "above").good()
-    ran = notebook.run("%%tpu_train\nprint(Accelerator().num_processes)", "train")
-    assert "SetupError: this Accelerator does not know" in ran.red_line
+    ran = notebook.run("%%tpu_train\nprint(accelerator.num_processes)", "train")
     if backend == "torch":
-        assert "Make the first Accelerator in the train cell" in ran.red_line
+        assert "[0-1] 2" in ran.good().stdout
+    else:
+        assert "SetupError: this Accelerator does not know" in ran.red_line
+
+
+def test_ranks_that_trained_alone_or_different_models_are_told_from_parts(
+    nb: tuple[str, Kernel],
+) -> None:
+    _, notebook = nb
+    notebook.start_over("load", "device")
+    notebook.run(notebook.cells["device"], "device").good()
+    notebook.run(programs.TRAINED, "program").good()
+    found = {}
+    for name, (_, cell) in programs.TRAINED_RUNS.items():
+        cores = "--cores 1" if name == "one rank" else ""
+        ran = notebook.run(f"%%tpu_train {cores}\n{cell.strip()}", "train").good()
+        different = "__import__('tpunb').last_run.different_models"
+        found[name] = notebook.value(f"{different} and str({different}.cause)") or ""
+        said = "by itself" * (found[name] == "alone") or "different models"
+        assert (said in ran.status.splitlines()[0]) == (found[name] not in ("", "parts"))
+    assert found == {name: cause for name, (cause, _) in programs.TRAINED_RUNS.items()}

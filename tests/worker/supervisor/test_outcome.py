@@ -272,7 +272,7 @@ class TestSeveralHosts:
             run = RunDir(parts[0].dir)
             run.attempt(0, 0).mkdir(parents=True)
             weight = SteppedParameter("w", (), 1e-5, (first,))
-            model = SteppedModel("SGD", "line 3", 4, (0.1,), 0, 0, "", False, 0, (weight,))
+            model = SteppedModel("SGD", "line 3", (0.1,), False, False, False, (weight,))
             write_models(run.models(0, 0), [model])
             other = replace(model, parameters=(replace(weight, values=(second,)),))
             ended = HostEnded(parts[1].to_json(), 0.0, to_json([other]))

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
-from tpunb.backends.rehearsal.call import CodeLine, RankCall
+from tpunb.backends.rehearsal.call import RankCall
 from tpunb.runs.result import Collective
 from tpunb.utils import records
 
@@ -26,8 +26,8 @@ class CollectiveStats:
 
     def __init__(self) -> None:
         self._rows: dict[str, list[float]] = {}
-        self.watchers: list[Callable[[RankCall, int, CodeLine | None], None]] = []
-        """Called after each collective with its call, bytes and line."""
+        self.watchers: list[Callable[[RankCall, int], None]] = []
+        """Called at each collective with its call and bytes."""
 
     def add(self, operation: str, size: int, waited: float, took: float) -> None:
         """Add one call (0.3 µs, measured): bytes that this rank sent, and seconds.

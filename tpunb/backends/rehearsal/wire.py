@@ -158,7 +158,7 @@ class Wire:
                 size = size_of(call.tensors) if call.tensors else _size(payload)
                 collective_stats.add(call.operation, size, met - begun, time.perf_counter() - met)
             for watcher in collective_stats.watchers:
-                watcher(call, size, self._connections.history.last_line)
+                watcher(call, size)
             heap.trim()
         except MismatchError as error:
             self._error = self._error or error

@@ -10,7 +10,7 @@ from typing import Any
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.rehearsal import install
-from tpunb.backends.torch import accelerators
+from tpunb.backends.torch import accelerators, exchanges
 from tpunb.backends.torch.steps import steps
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
@@ -29,12 +29,13 @@ class TorchBackend:
     has_programs = False
 
     def warm(self, device: Device) -> None:
-        """Do nothing: the imports are all that can be done ahead."""
+        """Watch for what a prelude makes that counts processes; the imports are done."""
+        accelerators.note_made()
 
     def fork_problem(self) -> str | None:
-        """CUDA does not survive a fork: the child cannot initialise it again."""
+        """CUDA does not survive a fork: the child cannot initialise it again. Nor do counts."""
         torch: Any = sys.modules["torch"]
-        return "uses a GPU" if torch.cuda.is_initialized() else None
+        return "uses a GPU" if torch.cuda.is_initialized() else accelerators.fork_problem()
 
     def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
         """None: torch elastic's are enough."""
@@ -47,8 +48,10 @@ class TorchBackend:
         """
         if setup.local_world_size < setup.world_size:
             addresses.bind_gloo(os.environ)
-        if setup.device == "CPU" and setup.world_size > 1:
-            self.rehearse(setup)
+        if setup.world_size > 1:
+            exchanges.watch_exchanges()
+            if setup.device == "CPU":
+                self.rehearse(setup)
         accelerators.watch_accelerators(self.name, setup)
         steps.watch()
         loader_waits.count_waits()
@@ -69,10 +72,6 @@ class TorchBackend:
         numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
         host, local_rank, rank = numbers
         return RankIdentity(host, None, local_rank, rank, None)
-
-    def collectives(self) -> int | None:
-        """Not counted here."""
-        return None
 
     def counts(self) -> Counts:
         """Optimizer steps and compilations."""

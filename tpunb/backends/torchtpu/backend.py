@@ -25,6 +25,7 @@ class TorchTpuBackend(TorchBackend):
 
     def warm(self, device: Device) -> None:
         """Without a TPU, install the rehearsed device; on one, torch has loaded torch_tpu."""
+        super().warm(device)
         if device == "CPU":
             importlib.import_module(_DEVICE).install()
             importlib.import_module(_INSTALL).install_process_groups()  # for one rank, too
@@ -33,8 +34,8 @@ class TorchTpuBackend(TorchBackend):
         """An opened TPU does not survive a fork. A rehearsed one does: it has no state."""
         tpu: Any = sys.modules.get("torch.tpu")
         if tpu is None or importlib.import_module(_DEVICE).is_installed():
-            return None
-        return "uses the TPU" if tpu.is_initialized() else None
+            return super().fork_problem()
+        return "uses the TPU" if tpu.is_initialized() else super().fork_problem()
 
     def launch_environment(self, ranks: int, node_rank: int, hosts: int) -> Mapping[str, str]:
         """On a TPU, what torch_tpu's set_tpu_launch_env makes: ports and topology."""

@@ -40,7 +40,6 @@ class XlaBackend:
 
     def prepare(self, setup: RankSetup) -> None:
         """Choose the rank's chip, or install the rehearsal; count what loops wait for."""
-        self._on_tpu = setup.device == "TPU"
         device.prepare_device(setup)
         runtime.start_before_backward()
         loaders.report_errors()
@@ -54,10 +53,6 @@ class XlaBackend:
     def identity(self) -> RankIdentity:
         """The numbers of torch elastic and of torch_xla."""
         return device.identify_rank()
-
-    def collectives(self) -> int | None:
-        """On a TPU, torch_xla's counters. A rehearsal knows each collective."""
-        return counters.collectives() if self._on_tpu else None
 
     def counts(self) -> Counts:
         """torch_xla's counters."""

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from tpunb.backends.xla import runtime
 from tpunb.backends.xla.private_names import (
     CACHED_COMPILE,
-    COLLECTIVES,
     COMPILE_TIME,
     CREATE_TENSOR,
     EXECUTE_TIMES,
@@ -94,12 +93,6 @@ def compile_seconds() -> float:
     """Seconds of the compilations that have ended."""
     timed = _metrics().metric_data(COMPILE_TIME)
     return float(timed[1]) / 1e9 if timed else 0.0
-
-
-def collectives() -> int:
-    """Collectives that may have averaged gradients or parameters (3 µs)."""
-    value = _metrics().counter_value
-    return sum(value(name) or 0 for name in COLLECTIVES)
 
 
 def graph_size() -> int:

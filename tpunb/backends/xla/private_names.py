@@ -268,6 +268,7 @@ TRAINER = ("lightning.pytorch", "pytorch_lightning")
 FABRIC = ("lightning.fabric", "lightning_fabric")
 _LIGHTNING: Sequence[tuple[NameKind, str, str, str]] = (
     ("launcher", "strategies.launchers.xla", "_XLALauncher", "waits for a result of rank 0"),
+    ("state", "strategies.ddp", "DDPStrategy", "_start_method: that of ddp_notebook forks more"),
     ("state", "strategies.xla", "XLAStrategy", "_launched: without it a strategy is rank 0 of 1"),
 )
 _LIGHTNING_FABRIC: Sequence[tuple[NameKind, str, str, str]] = (
@@ -275,6 +276,15 @@ _LIGHTNING_FABRIC: Sequence[tuple[NameKind, str, str, str]] = (
     ("state", "utilities.rank_zero", "rank_zero_only", "its rank is read at the import"),
     ("state", "accelerators.xla", "XLAAccelerator", "it caches the first count of devices"),
 )
+CONNECTORS = {
+    **{
+        f"{each}.trainer.connectors.accelerator_connector": "_AcceleratorConnector"
+        for each in TRAINER
+    },
+    **{f"{name}.connector": "_Connector" for name in FABRIC},
+}
+"""Their methods `_check_device_config_and_set_final_flags`, which gets devices and num_nodes, and
+`_choose_gpu_accelerator_backend` are replaced."""
 
 NAMES: tuple[Name, ...] = (
     *(
@@ -289,6 +299,7 @@ NAMES: tuple[Name, ...] = (
         for package in packages
         for kind, module, name, why in rows
     ),
+    *(Name(owner, name, "state", "counts 1 device") for owner, name in CONNECTORS.items()),
 )
 
 
@@ -304,18 +315,6 @@ EXECUTE_TIMES = ("ExecuteTime", "ExecuteReplicatedTime")
 """Timed each time a program has been started: on one device, and in SPMD mode."""
 GRAPH_SIZE = "TensorsGraphSize"
 """Operations of a program."""
-COLLECTIVES = (
-    "xla::AllReduce",
-    "xla::AllReduceInPlace",
-    "xla::AllGather",
-    "xla::AllGatherOut",
-    "xla::ReduceScatter",
-    "xla::ReduceScatterOut",
-    "xla::all_reduce",
-    "xla::all_gather_into_tensor",
-    "xla::reduce_scatter_tensor",
-)
-"""Collectives that may average gradients or parameters."""
 CREATE_TENSOR = "CreateXlaTensor"
 CREATE_HANDLE = "CreateDataHandles"
 """Values on the device: results of programs, and values moved to the device."""
