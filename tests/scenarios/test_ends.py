@@ -135,6 +135,34 @@ def test_sys_exit_succeeds_and_logs_its_line(driver: Driver) -> None:
     assert sorted(seen.log) == [told, "[0] first"]
 
 
+def test_sigterm_to_one_rank_stops_the_run_with_time_to_save(driver: Driver) -> None:
+    """Its own children end by it, as multiprocessing means it."""
+    prelude = """
+        def ended():
+            child = multiprocessing.Process(target=time.sleep, args=[600])
+            child.start()
+            child.terminate()
+            child.join()
+            return child.exitcode
+        codes = {ended() for _ in range(50)}
+        """
+    train = """
+        try:
+            codes.add(ended())
+            if os.environ["RANK"] == "0":
+                [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)]
+            time.sleep(600)
+        except KeyboardInterrupt:
+            time.sleep(0.2)
+            print("saved", codes)
+            raise
+    """
+    seen = driver.run([IMPORTS, prelude], train, retries=1)
+    assert (seen.result.state, seen.result.failures) == ("interrupted", ())
+    assert seen.result.reason.startswith("SIGTERM to process ")
+    assert sorted(seen.log) == ["[0] saved {-15}", "[1] saved {-15}"]
+
+
 def test_stop_reaches_a_run_whose_fork_server_is_suspended(driver: Driver) -> None:
     """It is made to go on: else there would never be a process to be told."""
     server = fork_server(driver.supervisor_pid)

@@ -29,6 +29,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.utils import modules, processes
 from tpunb.utils.errors import TpunbError
+from tpunb.worker import script_end
 
 _LONGEST = 2000
 """Characters of an error's message: a report has to fit into a pipe."""
@@ -43,6 +44,7 @@ def main() -> None:
     processes.die_with_parent(supervisor)
     # The supervisor ignores SIGINT, which a child inherits; a script on its own does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    script_end.stop_on_sigterm()
     reports = MessageWriter(writer)
     orders = OrderChannel(socket(fileno=os.dup(0)))
     os.set_inheritable(orders.fileno(), False)
@@ -95,13 +97,13 @@ def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None
     while (received := orders.receive()) is not None:
         order, sockets = received
         if isinstance(order, ForkRunner):
-            # A SIGINT that arrives before the runner can record it waits until then.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # A signal that arrives before the runner can record it waits until then.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
             if processes.fork_orphan(fork_safety.fork, tell) == 0:
                 orders.close()
                 processes.die_with_adopter(supervisor)
                 copier = PreludeCopier(reports, sockets, order.first_copy, supervisor, runner.main)
                 runner.main(order, copier, reports, None)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         for each in sockets:
             each.close()

@@ -603,6 +603,8 @@ class Supervisor:
         self.ready = False
         for message in self.reports.read() if self.reports is not None else ():
             self._on_report(message)
+        if code == -signal.SIGTERM:  # before it could handle it; this process is about to get it
+            self._leave("the fork server was terminated (SIGTERM)")
         output, why = self._fork_server_tail(), self._imports_failed
         if self.run is not None:
             self.run.lose_fork_server(code, output, why)
