@@ -383,6 +383,8 @@ class RunResult(Printable):
     different_models: DifferentModels | None = None
     """A number of a model that the ranks trained and that differs at their end; None if none does,
     or if the ranks hold no models that can be compared."""
+    lost_records: int = 0
+    """The number of records of `tpunb.log` that could not be written, as on a full disk."""
     warm: bool = False
     """True if the backend's libraries were already imported when the run began."""
     backend: BackendName = "xla"
@@ -598,6 +600,8 @@ class RunResult(Printable):
             lacks.append(f"{', '.join(self.returns_failed)} {were} not returned")
         if self.different_models is not None and not self.different_models.expected:
             lacks.append("the ranks trained different models")
+        if self.lost_records:
+            lacks.append(f"{self.lost_records:,} of its metrics were not written")
         return f", but {' and '.join(lacks)}" if lacks else ""
 
     def _what_it_lacks(self) -> list[str]:
@@ -609,6 +613,11 @@ class RunResult(Printable):
                 self.backend, lambda rank: name_ranks([rank], self.hosts, self.world_size)
             )
             lines += described.splitlines()
+        if self.lost_records:
+            lines.append(
+                f"{self.lost_records:,} records of tpunb.log were not written to {self.dir}: "
+                "df -h and df -i show whether its disk is full"
+            )
         return lines
 
     def _how_to_continue(self) -> list[str]:
