@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.drivers.kernel import until
 from tests.support import Driver, fork_server
-from tpunb.kernel.launcher import Run
-from tpunb.runs import state
-from tpunb.runs.spec import FailureKind, Stop, StopCause
+from tpunb.runs.events import Note
+from tpunb.runs.spec import FailureKind
 
 IMPORTS = "import ctypes, multiprocessing, os, resource, signal, sys, time, warnings"
 OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
@@ -163,18 +161,20 @@ def test_sigterm_to_one_rank_stops_the_run_with_time_to_save(driver: Driver) -> 
     assert sorted(seen.log) == ["[0] saved {-15}", "[1] saved {-15}"]
 
 
-def test_stop_reaches_a_run_whose_fork_server_is_suspended(driver: Driver) -> None:
-    """It is made to go on: else there would never be a process to be told."""
+def test_suspended_supervisor_is_noted(driver: Driver) -> None:
+    supervisor = driver.supervisor_pid
+    run, _ = driver.start(["import time"], "time.sleep(0.1)", ranks=1)
+    os.kill(supervisor, signal.SIGSTOP)
+    for event in run.events():
+        if isinstance(event, Note) and f"kill -CONT {supervisor}" in event.text:
+            os.kill(supervisor, signal.SIGCONT)
+    assert run.result().state == "succeeded"
+
+
+def test_suspended_fork_server_is_continued_for_a_run(driver: Driver) -> None:
     server = fork_server(driver.supervisor_pid)
     assert server is not None
     os.kill(server.pid, signal.SIGSTOP)
-    run, _ = driver.start([], "print('never')", ranks=1)
-    assert isinstance(run, Run)
-    until(lambda: state.run_state(run.dir) == "running", "it has begun")
-    run.stop(Stop(StopCause.USER, "enough"))
-    for _ in run.events():
-        continue
-    assert run.result().state == "interrupted"
     assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
 
 

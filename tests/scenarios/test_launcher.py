@@ -487,7 +487,7 @@ class TestLaunchers:
         launcher.close()
         assert processes.find_process(second.pid) is None
 
-    @pytest.mark.parametrize("how", ["close", "kill", "job"])
+    @pytest.mark.parametrize("how", ["close", "kill", "job", "stopped"])
     def test_kernel_death_ends_ranks_and_supervisor_with_time_to_save(
         self, tmp_path: Path, how: str
     ) -> None:
@@ -524,6 +524,8 @@ except KeyboardInterrupt:
         assert len(left_below(everyone[0].pid)) == 5  # runner, two ranks, their workers
         for process in everyone if how == "job" else []:
             processes.send_signal(process, signal.SIGTERM)
+        if how == "stopped":  # the supervisor: the fork server continues it
+            processes.send_signal(everyone[0], signal.SIGSTOP)
         kernel.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
         kernel.wait()
         for process in everyone if how == "job" else []:
