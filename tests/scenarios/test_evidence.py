@@ -149,7 +149,7 @@ def test_full_disk_loses_no_metrics_unless_it_stays_full(
     assert set(steps) <= set(every)
     assert lost == 120 - len(steps)
     assert (lost > 0) == (until == 60)
-    assert seen.result.lacks() == (lost and f", but {lost} of its metrics were not written" or "")
+    assert seen.result.lacks() == ((lost and f", but {lost} of its metrics were not written") or "")
 
 
 def test_full_disk_failure_names_the_cause_and_keeps_what_was_written(

@@ -55,9 +55,9 @@ def unfinished_cause(result: RunResult) -> Diagnosis | None:
         if first.cell == cell.number or first.kind is FailureKind.PEER_LOST:
             return Diagnosis(
                 "unfinished-cell",
-                f"Cell [{cell.number}] did not finish in the kernel either, and is part of the run.",
-                "Correct it and run it again, or leave it out of runs: tag it tpu-skip, or begin it "
-                "with the line `# tpu: skip`.",
+                f"Cell [{cell.number}] did not finish in the kernel, and is part of the run.",
+                "Correct it and run it again, or leave it out of runs: tag it tpu-skip, or begin "
+                "it with the line `# tpu: skip`.",
                 (),
                 0.95,
                 "",

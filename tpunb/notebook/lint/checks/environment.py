@@ -199,8 +199,8 @@ def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
     what="a run of wandb, MLflow or another experiment tracker begun above the train cell",
     why="each training begins one more, and one for each rank if every rank runs the cell itself "
     "(docs/watching.md)",
-    fix="begin its cell with `# tpu: skip` and pass the metrics on with tpunb.on_log, or begin it in "
-    "the train cell on rank 0",
+    fix="begin its cell with `# tpu: skip` and pass the metrics on with tpunb.on_log, or begin it "
+    "in the train cell on rank 0",
 )
 def _tracker_above(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(*TRACKERS) if notebook.has_train else ():
