@@ -85,6 +85,7 @@ def test_what_is_missing_is_named_with_the_reason_and_the_fix(
     assert "%%tpu_train (cell [2] has `it`)" in str(raised.value)
     if isinstance(raised.value, MissingPackageError):
         assert raised.value.install
+    assert ("'tpunb[torchtpu]'" in str(raised.value)) == (on_tpu and backend != "xla")
 
 
 @pytest.mark.parametrize("installed", [False, True])

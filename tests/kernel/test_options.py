@@ -63,7 +63,7 @@ def test_option_values_are_parsed(line: str, name: str, value: object) -> None:
         ("--idle 10s", "--idle: '10s' is shorter than a minute"),
         ("--ranks 1-", "--ranks: '1-' does not name ranks"),
         ("--env A", "--env: 'A' is not of the form NAME=VALUE"),
-        ("--returns a b", "unrecognized arguments: b"),
+        ("--returns a b", "unrecognized arguments: b; separate names with commas"),
         ("--returns a-b", "--returns: 'a-b' is not a valid variable name"),
         ("--bg --detach", "argument --detach: not allowed with argument --bg"),
         ("--name 'x", "No closing quotation in: --name 'x"),

@@ -44,7 +44,7 @@ try:
         if step % 2 == 0:
             tpunb.save({"weight": weight}, step)
         else:
-            tpunb.save({"rank": rank}, step, per_rank=True, to="parts")
+            tpunb.save({"rank": rank}, step, per_rank=True, path="parts")
 except KeyboardInterrupt:
     if rank == 0:
         tpunb.save({"weight": weight}, step)
@@ -108,12 +108,9 @@ def test_stops_at_random_moments(driver: Driver, tmp_path: Path) -> None:
         late.cancel()
         result = run.result()
         what += f"\n{result.dir}\n{result.failures}"
-        if kind == "SIGTERM" and result.state == "failed":
-            assert result.failure is not None, what
-            assert result.failure.signal == "SIGTERM", what
-        else:
-            assert (result.state, result.reason) == ("interrupted", "enough"), what
-            assert result.failures == (), what
+        assert result.state == "interrupted", what
+        assert result.reason == "enough" or kind == "SIGTERM", what
+        assert result.failures == (), what
         while launcher.supervisor.busy:
             launcher.supervisor.poll()
         assert left_below(supervisor) == [], what

@@ -115,7 +115,9 @@ TPU_FIX = f"--torch-backend=cpu {TORCH} 'torch_tpu>=0.2.0'`"
         ("colab-cpu", {"torch": "2.11.0+cpu"}, "torchtpu", ([], ["no-tpu-runtime"]), []),
         ("colab-cpu", {"torch": "2.11.0+cpu"}, "torch", ([], ["no-tpu-runtime"]), []),
         ("laptop", {"torch": "2.15.0"}, "torch", ([], []), []),
-        ("laptop", {}, "torch", (["torch-missing"], []), [f"--torch-backend=cpu {TORCH}`"]),
+        ("laptop", {}, None, (["torch-missing"], []), [f"--torch-backend=cpu {TORCH}`"]),
+        ("v6e-8", {}, None, (["torch-missing"], ["tpu-not-used"]), [TPU_FIX]),
+        ("v4-8", {}, None, (["torch-missing"], ["tpu-not-used"]), ["'torch_xla[tpu]==2.9.0'"]),
         ("laptop", {"torch": "2.16.0"}, "torchtpu", ([], ["torch-release"]), ["2.11 to 2.15"]),
         ("v6e-8", TORCH_TPU | {"torch": "2.9.0"}, "torchtpu", (["torch-release"], []), [TPU_FIX]),
         ("v6e-8", {"torch": "2.13.0"}, "torchtpu", (["torch-tpu-missing"], []), [TPU_FIX]),
@@ -168,7 +170,7 @@ TPU_FIX = f"--torch-backend=cpu {TORCH} 'torch_tpu>=0.2.0'`"
 def test_what_a_backend_needs(
     place: str,
     packages: dict[str, str],
-    backend: BackendName,
+    backend: BackendName | None,
     found: tuple[list[str], list[str]],
     words: list[str],
     tmp_path: Path,
@@ -212,7 +214,7 @@ def test_a_gpu_that_torch_cannot_use(tmp_path: Path) -> None:
         (PAIR | {"torch_tpu": "0.2.0"}, "xla", "torch_xla is installed"),
         (TORCH_TPU | {"torch_xla": "2.9.0"}, "torchtpu", "torch_tpu is installed"),
         ({"torch": "2.13.0"}, "torch", "torch_xla is not installed"),
-        ({}, "xla", "torch is not installed"),
+        ({}, "torch", "torch is not installed"),
     ],
 )
 def test_the_installed_packages_choose_a_backend(

@@ -54,6 +54,7 @@ def test_a_byte_order_mark_and_missing_ids_do_no_harm(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("", "not valid JSON"),
+        ("[" * 200_000, "not valid JSON"),
         ('{"cells": [', r"not valid JSON \(.*line 1 column"),
         ("[]", "not a notebook"),
         ("null", "not a notebook"),

@@ -119,6 +119,10 @@ def test_a_cell_shows_the_end_of_a_log_that_is_too_long_for_it(run: RunDir) -> N
     assert logs.MOST - 20 < len("\n".join(lines).encode()) < logs.MOST
     cut = logs.read_for_cell(run, logs.LogSearch(), 1)
     assert cut.startswith("… 99,999 lines not shown")
+    run.log.write_text("[0] " + "é" * 900_000 + "end\n", encoding="utf-8")
+    text = logs.read_for_cell(run, logs.LogSearch())
+    assert text.endswith("éend\n")
+    assert logs.MOST - 20 < len(text.encode()) < logs.MOST + 20
 
 
 def test_the_log_of_a_run_that_goes_on_comes_as_it_grows(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.drivers.kernel import until
 from tests.support import Driver, fork_server
-from tpunb.kernel.launcher import Run
-from tpunb.runs import state
-from tpunb.runs.spec import FailureKind, Stop, StopCause
+from tpunb.runs.events import Note
+from tpunb.runs.spec import FailureKind
 
 IMPORTS = "import ctypes, multiprocessing, os, resource, signal, sys, time, warnings"
 OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
@@ -135,18 +133,48 @@ def test_sys_exit_succeeds_and_logs_its_line(driver: Driver) -> None:
     assert sorted(seen.log) == [told, "[0] first"]
 
 
-def test_stop_reaches_a_run_whose_fork_server_is_suspended(driver: Driver) -> None:
-    """It is made to go on: else there would never be a process to be told."""
+def test_sigterm_to_one_rank_stops_the_run_with_time_to_save(driver: Driver) -> None:
+    """Its own children end by it, as multiprocessing means it."""
+    prelude = """
+        def ended():
+            child = multiprocessing.Process(target=time.sleep, args=[600])
+            child.start()
+            child.terminate()
+            child.join()
+            return child.exitcode
+        codes = {ended() for _ in range(50)}
+        """
+    train = """
+        try:
+            codes.add(ended())
+            if os.environ["RANK"] == "0":
+                [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)]
+            time.sleep(600)
+        except KeyboardInterrupt:
+            time.sleep(0.2)
+            print("saved", codes)
+            raise
+    """
+    seen = driver.run([IMPORTS, prelude], train, retries=1)
+    assert (seen.result.state, seen.result.failures) == ("interrupted", ())
+    assert seen.result.reason.startswith("SIGTERM to process ")
+    assert sorted(seen.log) == ["[0] saved {-15}", "[1] saved {-15}"]
+
+
+def test_suspended_supervisor_is_noted(driver: Driver) -> None:
+    supervisor = driver.supervisor_pid
+    run, _ = driver.start(["import time"], "time.sleep(0.1)", ranks=1)
+    os.kill(supervisor, signal.SIGSTOP)
+    for event in run.events():
+        if isinstance(event, Note) and f"kill -CONT {supervisor}" in event.text:
+            os.kill(supervisor, signal.SIGCONT)
+    assert run.result().state == "succeeded"
+
+
+def test_suspended_fork_server_is_continued_for_a_run(driver: Driver) -> None:
     server = fork_server(driver.supervisor_pid)
     assert server is not None
     os.kill(server.pid, signal.SIGSTOP)
-    run, _ = driver.start([], "print('never')", ranks=1)
-    assert isinstance(run, Run)
-    until(lambda: state.run_state(run.dir) == "running", "it has begun")
-    run.stop(Stop(StopCause.USER, "enough"))
-    for _ in run.events():
-        continue
-    assert run.result().state == "interrupted"
     assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
 
 

@@ -115,7 +115,7 @@ def small_disk(starts_processes: None, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-FULL_FOR_A_MOMENT = """\
+FULL = """\
 import os, time, tpunb
 rank = int(os.environ["RANK"])
 for step in tpunb.track(range(60)):
@@ -127,20 +127,29 @@ for step in tpunb.track(range(60)):
                     file.write(bytes(4096))
         except OSError:
             full = True
-    if step == 40 and rank == 0:
+    if step == until and rank == 0:
         os.unlink("fill")
     time.sleep(0.03)
 value = 3
 """
 
 
-def test_full_disk_for_a_moment_loses_no_metrics(driver: Driver, small_disk: Path) -> None:
+@pytest.mark.parametrize("until", [40, 60], ids=["a moment", "the end"])
+def test_full_disk_loses_no_metrics_unless_it_stays_full(
+    driver: Driver, small_disk: Path, until: int
+) -> None:
     other = Driver(small_disk)
     other.launcher = driver.launcher
-    seen = other.run([], FULL_FOR_A_MOMENT, returns=("value",), cwd=str(small_disk))
+    returns = ("value",) if until == 40 else ()
+    seen = other.run([f"until = {until}"], FULL, returns=returns, cwd=str(small_disk))
     assert seen.result.state == "succeeded", seen.result.failures
     steps = [(row["rank"], row["step"]) for row in read_rows(seen.result.dir / "metrics.jsonl")]
-    assert sorted(steps) == [(rank, step) for rank in (0, 1) for step in range(60)]
+    every = [(rank, step) for rank in (0, 1) for step in range(60)]
+    lost = seen.result.lost_records
+    assert set(steps) <= set(every)
+    assert lost == 120 - len(steps)
+    assert (lost > 0) == (until == 60)
+    assert seen.result.lacks() == ((lost and f", but {lost} of its metrics were not written") or "")
 
 
 def test_full_disk_failure_names_the_cause_and_keeps_what_was_written(

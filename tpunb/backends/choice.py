@@ -9,6 +9,7 @@ from importlib import metadata
 
 from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import (
+    INSTALL_TORCH,
     INSTALL_TORCHTPU,
     INSTALL_XLA,
     MissingPackageError,
@@ -90,16 +91,17 @@ class BackendChoice:
                     f"{version} is installed: {fix}"
                 )
             return MissingPackageError("torch_xla" if installed.torch else "torch", why, fix)
+        install = f"`{INSTALL_TORCHTPU if on_tpu else INSTALL_TORCH}`"
         if not installed.torch:
-            return MissingPackageError("torch", why, f"`{INSTALL_TORCHTPU}` installs it")
+            elsewhere = "" if on_tpu else "; on a TPU, `tpunb doctor` shows the command"
+            return MissingPackageError("torch", why, f"{install} installs it{elsewhere}")
         if self.backend == "torchtpu" and not installed.has_torchtpu:
             return SetupError(
                 f"TorchTPU is needed for {why}, and it needs torch 2.11 or later, but torch "
-                f"{version} is installed. In an environment without torch_xla: "
-                f"`{INSTALL_TORCHTPU}`"
+                f"{version} is installed. In an environment without torch_xla: {install}"
             )
         if self.backend == "torchtpu" and on_tpu and not installed.torch_tpu:
-            return MissingPackageError("torch_tpu", why, f"`{INSTALL_TORCHTPU}` installs it")
+            return MissingPackageError("torch_tpu", why, f"{install} installs it")
         return None
 
 
@@ -148,7 +150,8 @@ def choose(
     if installed.has_xla:
         return BackendChoice("xla", f"torch_xla is installed{none}", installed)
     missing = "does not fit this torch" if installed.torch_xla else "is not installed"
-    return BackendChoice("torch", f"torch_xla {missing}{none}", installed)
+    library = "torch_xla" if installed.torch else "torch"
+    return BackendChoice("torch", f"{library} {missing}{none}", installed)
 
 
 def _named(named: Mapping[BackendName, NamedBackend], installed: Installed) -> BackendName | None:

@@ -27,7 +27,7 @@ from tpunb.runs.follow import POLL_INTERVAL, follow_run
 from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, Stop
-from tpunb.utils import files
+from tpunb.utils import files, processes
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import Interrupts
 
@@ -65,7 +65,15 @@ class Run:
     def events(self) -> Iterator[Event | None]:
         """Yield the run's events until no process is left, and None whenever nothing happens."""
         finished = partial(self._supervisor.has_finished, self.dir.path)
-        yield from follow_run(self.dir, self.spec.world_size, finished)
+        stopped = False
+        for event in follow_run(self.dir, self.spec.world_size, finished):
+            yield event
+            if event is None and not stopped:
+                pid = self._supervisor.pid
+                found = processes.find_process(pid)
+                stopped = found is not None and processes.process_state(found) == "T"
+                if stopped:
+                    yield Note(f"process {pid}, which runs it, is stopped: kill -CONT {pid}")
         while not finished():  # the message comes right after the last event
             time.sleep(POLL_INTERVAL / 10)
 

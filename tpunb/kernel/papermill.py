@@ -171,8 +171,8 @@ def _kernel_name(notebook: Path) -> str:
     from tpunb.notebook.files import load_cells
 
     load_cells(notebook)  # raises a clear error for an invalid file; papermill's is a traceback
-    metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata", {})
-    name = metadata.get("kernelspec", {}).get("name", "")
+    metadata = json.loads(notebook.read_text(encoding="utf-8-sig")).get("metadata")
+    name = ((metadata or {}).get("kernelspec") or {}).get("name", "")
     return name if name in KernelSpecManager().find_kernel_specs() else "python3"
 
 

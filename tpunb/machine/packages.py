@@ -122,13 +122,10 @@ def best_pair(platform: str, python: tuple[int, ...]) -> Pair | None:
 
 
 def installed_backend(have: InstalledPackages) -> BackendChoice:
-    """The backend that the installed packages are for; without torch, xla."""
+    """The backend that the installed packages are for."""
     names = have.versions
     torch = (have.release("torch") or ())[:2]
-    installed = Installed(torch, "torch_xla" in names, "torch_tpu" in names)
-    if not torch:
-        return BackendChoice("xla", "torch is not installed", installed)
-    return choose(None, None, installed)
+    return choose(None, None, Installed(torch, "torch_xla" in names, "torch_tpu" in names))
 
 
 def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPackages) -> str:
@@ -150,13 +147,13 @@ def _uv_install(platform: str) -> str:
 
 def install_torch_command(have: InstalledPackages, machine: Machine) -> str:
     """The single command that installs torch for a backend without torch_xla, and torch_tpu for
-    TorchTPU on a TPU.
+    TorchTPU on a TPU, which a TPU is for where no torch is installed.
     """
     first, last = TORCH_OF_TORCHTPU
     wanted = [f"'torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}'"]
     wanted += [name for name in ("torchvision", "torchaudio") if name in have.versions]
     install = _uv_install(machine.platform)
-    if machine.backend == "torchtpu" and machine.chips:
+    if machine.chips and (machine.backend == "torchtpu" or "torch" not in have.versions):
         wanted.append(f"'torch_tpu>={TORCH_TPU}'")
     elif machine.gpus:
         again = "" if machine.cuda else " --reinstall-package torch"
@@ -522,7 +519,8 @@ def _imported(
 
 
 def _command(have: InstalledPackages, machine: Machine) -> str:
-    if machine.backend != "xla":
+    too_old = machine.chips > 0 and not machine.vfio_chips and "torch" not in have.versions
+    if machine.backend != "xla" and not too_old:
         return install_torch_command(have, machine)
     pair = best_pair(machine.platform, have.python)
     if pair is None:

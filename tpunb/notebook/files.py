@@ -31,7 +31,7 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
         raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
     try:
         notebook = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotebookError(
             f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."
         ) from error

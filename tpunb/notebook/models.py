@@ -61,6 +61,8 @@ class Cell:
     """Duration of its last execution; None if unknown."""
     executions: tuple[int, ...] = field(default=(), compare=False)
     """Numbers of all its executions in this kernel, including those of earlier texts."""
+    failed: bool = field(default=False, compare=False)
+    """True if it raised in the kernel when it last ran, or was interrupted."""
 
 
 @dataclass(frozen=True)

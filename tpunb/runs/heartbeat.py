@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 INTERVAL = 0.5
 """Seconds between two reads of torch_xla's counters (80 µs each, measured)."""
-_FORMAT = struct.Struct("<13Q")
+_FORMAT = struct.Struct("<14Q")
 SIZE = _FORMAT.size
 _ACTIVITY = struct.Struct("<Q"), 9 * 8
 _INPUT = struct.Struct("<Q"), 10 * 8
@@ -60,6 +60,8 @@ class Heartbeat:
     on_device: int = 0
     """Tensors created on the device; without torch_xla, steps of optimizers with parameters there,
     since it has no such counter."""
+    lost_records: int = 0
+    """Records of `tpunb.log` that could not be written, as on a full disk."""
 
     @property
     def compiling(self) -> bool:
@@ -135,6 +137,11 @@ class HeartbeatWriter:
             yield
         finally:
             self._heartbeat.writes_ended += 1
+            self._write()
+
+    def note_lost_records(self, count: int) -> None:
+        if count != self._heartbeat.lost_records:
+            self._heartbeat.lost_records = count
             self._write()
 
     def note_backward(self) -> None:
@@ -242,6 +249,12 @@ def note_activity() -> None:
     """Note that this rank is active, although it may print nothing."""
     if _writer is not None:
         _writer.note_activity()
+
+
+def note_lost_records(count: int) -> None:
+    """Note how many records of `tpunb.log` are not written so far."""
+    if _writer is not None:
+        _writer.note_lost_records(count)
 
 
 def note_backward() -> None:

@@ -240,7 +240,10 @@ def _newest(lines: Iterable[str], most: int) -> tuple[str, int]:
     kept: deque[tuple[str, int]] = deque()
     total = left_out = 0
     for line in lines:
-        length = len(line.encode("utf-8", "replace")) + 1
+        data = line.encode("utf-8", "replace")
+        if len(data) >= most:
+            line = "…" + data[len(data) - most + 4 :].decode("utf-8", "ignore")
+        length = min(len(data) + 1, most)
         kept.append((line, length))
         total += length
         while total > most and len(kept) > 1:

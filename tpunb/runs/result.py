@@ -384,6 +384,8 @@ class RunResult(Printable):
     different_models: DifferentModels | None = None
     """A number of a model that the ranks trained and that differs at their end, or that each rank
     trained by itself; None if neither, or if they hold no models that can be compared."""
+    lost_records: int = 0
+    """The number of records of `tpunb.log` that could not be written, as on a full disk."""
     warm: bool = False
     """True if the backend's libraries were already imported when the run began."""
     backend: BackendName = "xla"
@@ -602,6 +604,8 @@ class RunResult(Printable):
             lacks.append(
                 "each rank trained by itself" if alone else "the ranks trained different models"
             )
+        if self.lost_records:
+            lacks.append(f"{self.lost_records:,} of its metrics were not written")
         return f", but {' and '.join(lacks)}" if lacks else ""
 
     def _what_it_lacks(self) -> list[str]:
@@ -613,6 +617,11 @@ class RunResult(Printable):
                 self.backend, lambda rank: name_ranks([rank], self.hosts, self.world_size)
             )
             lines += described.splitlines()
+        if self.lost_records:
+            lines.append(
+                f"{self.lost_records:,} records of tpunb.log were not written to {self.dir}: "
+                "df -h and df -i show whether its disk is full"
+            )
         return lines
 
     def _how_to_continue(self) -> list[str]:

@@ -86,7 +86,7 @@ class StopCause(_Word):
     KERNEL_GONE = "closed"
     """The kernel ended, or the supervisor got SIGTERM."""
     PREEMPTED = "lost"
-    """The machine is about to be preempted or shut down."""
+    """The machine is about to be preempted or shut down, or a process of the run got SIGTERM."""
     PEER_FAILED = "peer"
     """Another rank failed."""
     HOST_LOST = "host_lost"

@@ -123,7 +123,8 @@ def _stop(request: dict[str, Any]) -> Stop:
         stop = records.build(Stop, request)
     except ValueError:
         return Stop()
-    return stop if stop.cause is StopCause.KERNEL_GONE else replace(stop, cause=StopCause.USER)
+    known = stop.cause in (StopCause.KERNEL_GONE, StopCause.PREEMPTED)
+    return stop if known else replace(stop, cause=StopCause.USER)
 
 
 def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iterator[str]:

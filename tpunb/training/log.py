@@ -319,6 +319,7 @@ class FileWriter(MetricsWriter):
         self._unwritten = rest.splitlines(keepends=True)
         self._unwritten_bytes = len(rest)
         self._retry = time.monotonic() + RETRY if full else 0.0
+        heartbeat.note_lost_records(self._lost + len(self._unwritten))
 
     def _line(self, record: Record) -> bytes:
         how = {"reduce": record.reduce} if record.reduce else {}

@@ -36,7 +36,10 @@ RESUME: Final = "TPUNB_RESUME"
 """In a rank: where `tpunb.load` searches if the run has no checkpoint of its own (`--resume`)."""
 RAN: Final = "TPUNB_RAN"
 """In the kernel of `tpunb run`: a file to which each run's folder is appended."""
-PER_RUN: Final = (RUN, ATTEMPT, RESUME, RAN)
+PER_RUN: Final = (
+    *(RUN, ATTEMPT, RESUME, RAN),
+    *("WANDB_SERVICE", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID"),  # set by wandb and mlflow
+)
 """Variables that differ from run to run and that no cell above the train cell needs."""
 CORES: Final = "TPUNB_CORES"
 """In the kernel of `tpunb run --cores`: the cores of every run, overriding its cell's options."""

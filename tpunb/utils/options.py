@@ -179,6 +179,8 @@ class OptionParser(argparse.ArgumentParser):
                 nearest = difflib.get_close_matches(word.partition("=")[0], known, 1, 0.7)
                 if nearest:
                     return f"; did you mean {nearest[0]}?"
+        if "--returns" in known and not unknown[0].startswith("-"):
+            return "; separate names with commas, as in --returns a,b"
         return ""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import select
 import signal
 import sys
 import sysconfig
@@ -23,26 +24,31 @@ from tpunb.runs.protocol import (
     ImportLibraries,
     ImportsFailed,
     LibrariesImported,
+    Message,
     MessageWriter,
     OrderChannel,
     RunnerForked,
 )
 from tpunb.utils import modules, processes
 from tpunb.utils.errors import TpunbError
+from tpunb.worker import script_end
 
 _LONGEST = 2000
 """Characters of an error's message: a report has to fit into a pipe."""
 
 
 def main() -> None:
-    """Wait for orders. Arguments: the supervisor's pid, and the file descriptor for reports.
+    """Wait for orders. Arguments: the supervisor's pid, and the descriptors for reports and of the
+    supervisor's lifeline.
 
     Standard input is the socket on which orders arrive.
     """
-    supervisor, writer = (int(argument) for argument in sys.argv[-2:])
+    supervisor, writer, lifeline = (int(argument) for argument in sys.argv[-3:])
+    os.set_inheritable(lifeline, False)
     processes.die_with_parent(supervisor)
     # The supervisor ignores SIGINT, which a child inherits; a script on its own does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    script_end.stop_on_sigterm()
     reports = MessageWriter(writer)
     orders = OrderChannel(socket(fileno=os.dup(0)))
     os.set_inheritable(orders.fileno(), False)
@@ -67,7 +73,7 @@ def main() -> None:
     }
     tempfile.tempdir = None  # temporary files of runs do not belong in this folder
     reports.send(LibrariesImported(variables))
-    serve(orders, reports, supervisor)
+    serve(orders, reports, supervisor, lifeline)
 
 
 def _import_libraries() -> None:
@@ -84,7 +90,20 @@ def _import_libraries() -> None:
     gc.enable()
 
 
-def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None:
+def _receive(
+    orders: OrderChannel, supervisor: int, lifeline: int
+) -> tuple[Message, list[socket]] | None:
+    """Wait for an order. When the kernel has ended, continue a stopped supervisor (SIGSTOP)."""
+    poll = select.poll()
+    poll.register(orders.fileno(), select.POLLIN)
+    poll.register(lifeline, 0)  # only its end
+    while not orders.waiting and [fd for fd, _ in poll.poll()] == [lifeline]:
+        os.kill(supervisor, signal.SIGCONT)
+        poll.unregister(lifeline)
+    return orders.receive()
+
+
+def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int, lifeline: int) -> None:
     """Fork a runner for each order, until the supervisor is gone."""
     from tpunb.worker import fork_safety, runner  # loaded by now
     from tpunb.worker.prelude import PreludeCopier
@@ -92,16 +111,17 @@ def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int) -> None
     def tell(pid: int) -> None:
         reports.send(RunnerForked(pid))
 
-    while (received := orders.receive()) is not None:
+    while (received := _receive(orders, supervisor, lifeline)) is not None:
         order, sockets = received
         if isinstance(order, ForkRunner):
-            # A SIGINT that arrives before the runner can record it waits until then.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # A signal that arrives before the runner can record it waits until then.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
             if processes.fork_orphan(fork_safety.fork, tell) == 0:
                 orders.close()
+                os.close(lifeline)
                 processes.die_with_adopter(supervisor)
                 copier = PreludeCopier(reports, sockets, order.first_copy, supervisor, runner.main)
                 runner.main(order, copier, reports, None)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         for each in sockets:
             each.close()

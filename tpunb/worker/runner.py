@@ -22,7 +22,7 @@ from tpunb.runs.events import Phase
 from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import cpus, descriptors, env_vars, files, modules
-from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, stdio
+from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, script_end, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
 from tpunb.worker.prelude import Prelude, PreludeCopier
@@ -77,7 +77,6 @@ def _run(
     stdio.redirect_output(folder / "prelude.log", folder / "prelude.log")
     faulthandler.enable(open(folder / "crash.txt", "w", opener=files.opener), all_threads=False)  # noqa: SIM115
     files.reserve_blocks(run.error(0, None))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     env = order.env
     if prelude is None:
         os.environ.clear()
@@ -101,6 +100,8 @@ def _run(
         cpus.lower_priority()
     else:  # this process may be a fork of a prelude that has run ahead
         cpus.restore_priority()
+    script_end.stop_on_sigterm()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     descriptors.keep_own()
     if order.replicate is None:
         problem = prelude.execute(run, spec, reports, copier)

@@ -8,6 +8,7 @@ are the processes that multiprocessing waits for at exit.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing.process
 import os
 import signal
@@ -15,6 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from tpunb.runs import state
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import Stop, StopCause
+from tpunb.utils import env_vars
 from tpunb.utils.frame_locals import locals_of
 from tpunb.worker import stdio
 
@@ -48,6 +53,50 @@ def interrupting_signal(error: BaseException) -> str:
 
 def _code(handler: object) -> object:
     return getattr(getattr(handler, "__func__", handler), "__code__", None)
+
+
+def stop_on_sigterm() -> None:
+    """Have SIGTERM stop this process's run, if it has one, with time to save.
+
+    Slurm, systemd and the shutdown of a machine send it to every process. A handler, unlike
+    SIG_IGN, is not inherited by the programs that this process starts.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # not one that a cell has set
+        signal.signal(signal.SIGTERM, _request_stop)
+
+
+def _request_stop(number: int, frame: object) -> None:
+    # The workers of DataLoaders have got it, too: their end must not be raised while a rank saves.
+    if callable(signal.getsignal(signal.SIGCHLD)):
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+    if (folder := os.environ.get(env_vars.RUN)) and not RunDir(folder).stopping.exists():
+        stop = Stop(StopCause.PREEMPTED, f"SIGTERM to process {os.getpid()} of the run")
+        with contextlib.suppress(OSError):  # a full disk: the supervisor may have got it, too
+            state.request_stop(RunDir(folder), stop)
+
+
+_fork = threading.local()
+
+
+def _hold_sigterm() -> None:
+    """Before a fork: Python forgets the signals that reach a child before its handlers do."""
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+
+
+def _end_on_sigterm() -> None:
+    """In a fork that the user's code makes: multiprocessing ends its processes with it."""
+    if signal.getsignal(signal.SIGTERM) is _request_stop:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_sigterm()
+
+
+os.register_at_fork(
+    before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_end_on_sigterm
+)
 
 
 def exit_like_an_interpreter() -> None:

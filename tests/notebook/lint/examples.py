@@ -299,6 +299,18 @@ EXAMPLES: dict[str, Pair] = {
         ],
         [("import tensorflow as tf",), (IMPORTS, "# tpu: skip\nimport tensorflow", TRAIN)],
     ),
+    "tracker-above": (
+        [
+            ("import wandb\nwandb.init()  # <-", TRAIN),
+            ("from mlflow import start_run\nwith start_run() as run:  # <-\n    x = 1", TRAIN),
+        ],
+        [
+            ("# tpu: skip\nimport wandb\nwandb.init()", TRAIN),
+            ("import wandb\ndef begin():\n    wandb.init()", f"{TRAIN}\nbegin()"),
+            ("import wandb", f"{TRAIN}\nwandb.init()"),
+            ("import wandb\nwandb.init()",),
+        ],
+    ),
     "tpu-taken": (
         [
             (IMPORTS, "import jax\nprint(jax.devices())  # <-"),

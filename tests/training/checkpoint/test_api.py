@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -19,6 +20,9 @@ import torch
 import tpunb
 from tests.drivers.ranks import Ranks, rehearse
 from tpunb.errors import CheckpointError
+from tpunb.runs import last_run
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunState
 from tpunb.training.checkpoint import api
 from tpunb.training.checkpoint.api import Checkpoint, load, save
 from tpunb.training.checkpoint.store import LocalStore
@@ -225,12 +229,20 @@ class TestPlaces:
         save("in the run", 1)
         assert loaded().path == str(files(as_rank.run / "checkpoints")[0])
 
-    def test_load_from_a_run_folder(self, as_rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_load_from_a_run_folder(
+        self, as_rank: Rank, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         as_rank(0)
         save("in the run", 1)
         (as_rank.run / "spec.json").touch()
         monkeypatch.delenv("TPUNB_RUN")
         assert loaded(path=as_rank.run).state == "in the run"
+        result = RunResult(RunState.SUCCEEDED, "x", 1, "CPU", 0.0, 1.0, as_rank.run)
+        monkeypatch.setattr(last_run, "result", result)
+        assert load() is None
+        assert (
+            "/checkpoints; the last run's: tpunb.load(tpunb.last_run.dir)" in capfd.readouterr().err
+        )
 
     @pytest.mark.parametrize("url", ["memory://bucket/run", "memory://bucket/run/"])
     def test_checkpoint_save_and_load_at_a_url(
@@ -550,6 +562,14 @@ class TestErrors:
         ):
             save([config], 2)
 
+    def test_what_is_free_on_the_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert LocalStore(tmp_path).describe_free().endswith("B is free")
+        full = SimpleNamespace(f_files=100, f_favail=0, f_bavail=9, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda path: full)
+        assert LocalStore(tmp_path).describe_free().startswith("no inode is free")
+
     def test_checkpoint_path_that_is_not_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(
@@ -558,6 +578,9 @@ class TestErrors:
             save("x", 1, path=tmp_path / "file" / "below")
         with pytest.raises(CheckpointError, match=r"cannot read .*below.*Not a directory"):
             load(tmp_path / "file" / "below")
+        os.mkfifo(tmp_path / "000000-step-1-00000000.pt")
+        with pytest.raises(CheckpointError, match=r"cannot read .*not a regular file"):
+            load(tmp_path)
 
 
 def _train_and_save(run: str) -> tuple[int, list[float], bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpunb.diagnostics.failure.engine import diagnose, unexplained
 from tpunb.diagnostics.failure.facts import Facts
-from tpunb.diagnostics.failure.lint_cause import lint_cause
+from tpunb.diagnostics.failure.notebook_causes import lint_cause, unfinished_cause
 from tpunb.machine import machine, tpu, tpu_users
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.platform import find_platform
@@ -25,12 +25,12 @@ MAX_BYTES = 20_000_000
 
 
 def diagnose_run(result: RunResult) -> list[Diagnosis]:
-    """Return the known causes of a run's failure, the likeliest first; a lint finding at the line
-    of the failure comes before causes from the log. Without a known cause: what is known.
+    """Return the known causes of a run's failure, the likeliest first; what the
+    notebook shows comes before causes from the log. Without a known cause: what is known.
     """
     log, facts = read_end(RunDir(result.dir).log), observed_facts(result)
     known = diagnose(log, result.returncode, facts=facts)
-    found = lint_cause(result)
+    found = unfinished_cause(result) or lint_cause(result)
     if found is not None:
         return [found, *known]
     return known or unexplained(log, facts=facts)

@@ -91,7 +91,9 @@ def overlay(
                 cells.append(new)
                 notes.ran(new, None, run)
         elif cell is not None and run is not None:
-            ran = replace(cell, kind="code", source=run.source, number=run.number)
+            ran = replace(
+                cell, kind="code", source=run.source, number=run.number, failed=run.failed
+            )
             cells.append(replace(ran, index=len(cells), seconds=run.seconds, executions=every))
             if place < at:
                 notes.ran(cells[-1], cell, run)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.backends.xla import tensors
-from tpunb.runs import heartbeat
+from tpunb.runs import heartbeat, last_run
 from tpunb.runs.directory import RunDir, rank_of_run
 from tpunb.runs.events import Resumed
 from tpunb.training.checkpoint import format, sharded
@@ -198,6 +198,10 @@ def load(
             f"tpunb.load: no complete checkpoint of step {step} in {' or '.join(locations)}",
             locations[-1],
         )
+    last = last_run.result
+    if path is None and last is not None and any(last.dir.glob("checkpoints/*.pt")):
+        fix = "the last run's: tpunb.load(tpunb.last_run.dir)"
+        _report("load", f"no checkpoint in {' or '.join(locations)}; {fix}")
     if len(paths) > 1:
         _report("load", f"no complete checkpoint in TPUNB_RESUME={resume}")
     return None
@@ -394,12 +398,9 @@ def _pickle_failure(key: str, value: Any, error: Exception, step: int, store: St
 def _write_failure(error: Exception, step: int, store: Store, path: str, state_bytes: int) -> str:
     reason = _reason(error)
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        free = store.free_bytes()
-        free_text = "" if free is None else f", {size(free)} is free"
-        reason += (
-            f" (its tensors take {size(state_bytes)}{free_text}; {KEEP} checkpoints and the one "
-            "being written must fit)"
-        )
+        takes = f"its tensors take {size(state_bytes)}"
+        free = ", ".join(filter(None, [takes, store.describe_free()]))
+        reason += f" ({free}; {KEEP} checkpoints and the one being written must fit)"
     return (
         f"tpunb.save: cannot write {path}: {reason}. Step {step} is not saved; {_intact(store)}. "
         "To save elsewhere: tpunb.save(…, path=…) or the variable TPUNB_CHECKPOINTS"

@@ -16,11 +16,13 @@ different saves never form one checkpoint.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +32,7 @@ from typing import IO, Any
 
 from tpunb.runs import heartbeat
 from tpunb.training.checkpoint.format import END, has_end
+from tpunb.utils.text import size
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-(rank|shard)-(\d+)-of-(\d+))?\.pt")
 _TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.\d+\.tmp")
@@ -76,7 +79,7 @@ class LocalStore:
     """A folder on a file system of this machine.
 
     `write` opens a file that appears, complete, when the block ends without an exception; `tail`
-    returns the last END bytes of a file, `free_bytes` None if that is not known.
+    returns the last END bytes of a file, `describe_free` '' if that is not known.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -131,7 +134,12 @@ class LocalStore:
                     (self._path / name).unlink()
 
     def open(self, name: str) -> IO[bytes]:
-        return open(self._path / name, "rb")
+        # O_NONBLOCK: opening a FIFO would wait for its other end.
+        fd = os.open(self._path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", str(self._path / name))
+        return open(fd, "rb")
 
     def tail(self, name: str) -> bytes:
         with self.open(name) as file:
@@ -145,11 +153,14 @@ class LocalStore:
     def path_of(self, name: str) -> str:
         return str(self._path / name)
 
-    def free_bytes(self) -> int | None:
+    def describe_free(self) -> str:
         try:
-            return shutil.disk_usage(self._path).free
+            disk = os.statvfs(self._path)
         except OSError:
-            return None
+            return ""
+        if disk.f_files and not disk.f_favail:
+            return "no inode is free, as df -i shows: there are too many files"
+        return f"{size(disk.f_bavail * disk.f_frsize)} is free"
 
 
 class RemoteStore:
@@ -207,8 +218,8 @@ class RemoteStore:
     def path_of(self, name: str) -> str:
         return f"{self.location}/{name}"
 
-    def free_bytes(self) -> int | None:
-        return None
+    def describe_free(self) -> str:
+        return ""
 
 
 Store = LocalStore | RemoteStore

@@ -347,6 +347,9 @@ class Supervisor:
         if now - self._memory_checked > MEMORY_CHECK:
             self._memory_checked = now
             self.kept.spare_memory()
+            # A stopped one (SIGSTOP) would fork no runner.
+            for process in self._waiting_processes() if self._busy else ():
+                processes.send_signal(process, signal.SIGCONT)
         if self._preload is not None and not self._busy:
             idle, limit = now - self._idle_since, self._preload.idle
             if idle >= limit / 2:
@@ -433,9 +436,6 @@ class Supervisor:
 
     def _stop(self, queued: QueuedRun, stop: Stop) -> None:
         log.info("%s: %s", queued.dir.id, stop)
-        # A stopped one (SIGSTOP) would fork no runner, and there would be no process to signal.
-        for process in self._waiting_processes():
-            processes.send_signal(process, signal.SIGCONT)
         if queued is self.current and self.run is not None:
             self.run.stop(stop)
         elif queued in self.queue:
@@ -554,12 +554,14 @@ class Supervisor:
         os.set_blocking(reader, False)
         ours, theirs = socketpair()
         self._orders = OrderChannel(ours)
+        lifeline = os.dup(0)
+        numbers = map(str, (os.getpid(), writer, lifeline))
         self.fork_server = subprocess.Popen(
-            [sys.executable, "-c", FORK_SERVER, PACKAGE_ROOT, str(os.getpid()), str(writer)],
+            [sys.executable, "-c", FORK_SERVER, PACKAGE_ROOT, *numbers],
             stdin=theirs.fileno(),
             stdout=self._fork_server_output,
             stderr=self._fork_server_output,
-            pass_fds=[writer],
+            pass_fds=[writer, lifeline],
             start_new_session=True,
             cwd="/",
             env=self._preload.env,
@@ -567,6 +569,7 @@ class Supervisor:
         )
         log.info("fork server started: pid %d", self.fork_server.pid)
         os.close(writer)
+        os.close(lifeline)
         theirs.close()
         if self.reports is not None:
             os.close(self.reports.fd)
@@ -603,6 +606,8 @@ class Supervisor:
         self.ready = False
         for message in self.reports.read() if self.reports is not None else ():
             self._on_report(message)
+        if code == -signal.SIGTERM:  # before it could handle it; this process is about to get it
+            self._leave("the fork server was terminated (SIGTERM)")
         output, why = self._fork_server_tail(), self._imports_failed
         if self.run is not None:
             self.run.lose_fork_server(code, output, why)

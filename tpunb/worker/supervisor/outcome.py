@@ -25,6 +25,7 @@ from pathlib import Path
 from tpunb.backends.rehearsal import stats
 from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
+from tpunb.runs.heartbeat import read_heartbeat
 from tpunb.runs.models import DifferentModels, find_difference, from_json, read_models
 from tpunb.runs.parameters import parameters
 from tpunb.runs.protocol import HostEnded, ImportsFailed
@@ -156,6 +157,11 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
             for row in stats.read_collectives(run.collectives(seen.attempt, rank))
         ),
         different_models=_compare_models(run, seen.attempt, ranks) if succeeded else None,
+        lost_records=sum(
+            beat.lost_records
+            for rank in ranks
+            if (beat := read_heartbeat(run.heartbeat(seen.attempt, rank))) is not None
+        ),
         replicated=seen.replicate is not None,
         replicate_reason=seen.replicate or "",
         reason=seen.stop.reason if seen.stop else "",
@@ -231,6 +237,7 @@ def merge_results(
         peak_memory=tuple(map(max, zip_longest(*peaks, fillvalue=0))),
         collectives=tuple(row for part in parts for row in part.collectives),
         different_models=different,
+        lost_records=sum(part.lost_records for part in parts),
         replicated=any(part.replicated for part in parts),
     )
 

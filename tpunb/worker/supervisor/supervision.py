@@ -369,6 +369,8 @@ class Supervision:
 
     def stop(self, stop: Stop) -> None:
         """End the run on all hosts; with `stop.now`, at once, even if it is stopping already."""
+        if stop.cause is StopCause.PREEMPTED and self._stop is not None:
+            return  # perhaps the SIGTERM of the shutdown sequence, which a retry may follow
         if self._hosts is not None:
             self._hosts.say(stop)
         self._stop_here(stop)
@@ -438,7 +440,7 @@ class Supervision:
         self._note_recompiles()
         self._say_numbers()
         self._tell_memory()
-        if self._preemption.notice and self._stop is None:
+        if self._preemption.notice:
             reason = f"this machine is about to be shut down: {self._preemption.notice}"
             self.stop(Stop(StopCause.PREEMPTED, reason))
         if self._deadline is not None and self._clock() > self._deadline:

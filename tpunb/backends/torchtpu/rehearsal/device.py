@@ -12,7 +12,7 @@ import torch
 
 from tpunb.backends.torchtpu import loading
 from tpunb.backends.torchtpu.rehearsal.aliases import check_layout, on_tpu, to_cpu, to_tpu
-from tpunb.utils.errors import UV_INSTALL, SetupError
+from tpunb.utils.errors import INSTALL_TORCH, SetupError
 
 __all__ = ["install", "is_installed", "on_tpu", "to_cpu", "to_tpu"]
 
@@ -60,7 +60,7 @@ def _check() -> None:
     if version < OLDEST:
         raise SetupError(
             f"rehearsing TorchTPU needs torch 2.11 or later, and this is {torch.__version__}: "
-            f"{UV_INSTALL} 'torch>=2.11,<2.16'"
+            f"{INSTALL_TORCH}"
         )
     if hasattr(torch, "tpu") or loading.is_loaded():
         raise SetupError(

@@ -193,6 +193,27 @@ def _tensorflow_import(notebook: NotebookIndex) -> Iterator[Hit]:
             return
 
 
+@rule(
+    "tracker-above",
+    "warning",
+    what="a run of wandb, MLflow or another experiment tracker begun above the train cell",
+    why="each training begins one more, and one for each rank if every rank runs the cell itself "
+    "(docs/watching.md)",
+    fix="begin its cell with `# tpu: skip` and pass the metrics on with tpunb.on_log, or begin it "
+    "in the train cell on rank 0",
+)
+def _tracker_above(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(*TRACKERS) if notebook.has_train else ():
+        if site.cell.part == "prelude" and site.frame.function is None:
+            name = notebook.full(site.call.func, site)
+            yield Hit(site, f"{name} begins a run of its own for each training")
+
+
+TRACKERS = (
+    *("wandb.init", "mlflow.start_run", "trackio.init", "swanlab.init", "neptune.init_run"),
+    *("comet_ml.start", "comet_ml.Experiment", "clearml.Task.init", "aim.Run", "dvclive.Live"),
+)
+
 TAKES_TPU = (
     *("jax.devices", "jax.local_devices", "jax.device_count", "jax.local_device_count"),
     *("jax.default_backend", "jax.numpy.array", "jax.numpy.zeros", "jax.numpy.ones"),

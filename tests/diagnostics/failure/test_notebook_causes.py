@@ -1,9 +1,9 @@
-"""A lint finding at the line where ranks stopped matching is the cause."""
+"""What the notebook shows of a failure's cause comes first."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +87,23 @@ def test_another_train_cell_is_no_cause(tmp_path: Path) -> None:
     cells = notebook("data = [1]", TRAIN, ours)
     (tmp_path / "notebook.json").write_text(json.dumps(asdict(cells)))
     assert "collective-on-some-ranks" not in [name for name, _ in causes(result)]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "cell", "named"),
+    [
+        ("mp.spawn(train)", FailureKind.EXCEPTION, 1, True),
+        ("mp.spawn(train)", FailureKind.PEER_LOST, 2, True),
+        ("mp.spawn(train)", FailureKind.EXCEPTION, 2, False),
+        ("# tpu: skip\nmp.spawn(train)", FailureKind.PEER_LOST, 2, False),
+    ],
+)
+def test_a_cell_that_did_not_finish_in_the_kernel(
+    tmp_path: Path, source: str, kind: FailureKind, cell: int, named: bool
+) -> None:
+    result = failed(tmp_path, "%%tpu_train\nprint(data)", type="DistNetworkError", kind=kind)
+    saved = notebook(source, "%%tpu_train\nprint(data)")
+    cells = (replace(saved.cells[0], failed=True), saved.cells[1])
+    (tmp_path / "notebook.json").write_text(json.dumps(asdict(replace(saved, cells=cells))))
+    result = replace(result, failures=(replace(result.failures[0], cell=cell),))
+    assert (causes(result)[:1] == [("unfinished-cell", 0.95)]) == named

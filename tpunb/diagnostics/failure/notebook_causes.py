@@ -1,7 +1,10 @@
-"""Lint's finding at the line where ranks stopped matching, as the cause of the failure."""
+"""What the notebook shows of a failure's cause: lint's finding at the line where ranks stopped
+matching, and a cell that has not finished in the kernel either.
+"""
 
 from __future__ import annotations
 
+from tpunb.notebook.convert.cells import skip_reason
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.lint.checks.collectives import ON_SOME_RANKS
 from tpunb.notebook.lint.findings import Finding
@@ -40,14 +43,36 @@ def lint_cause(result: RunResult) -> Diagnosis | None:
     return _diagnosis(found[0], 0.75) if len(found) == 1 and not hung else None
 
 
-def _findings(result: RunResult) -> list[Finding]:
-    """Lint's findings in the cells of the run, as they are saved in its folder."""
+def unfinished_cause(result: RunResult) -> Diagnosis | None:
+    """Return the cell above the train cell that did not finish in the kernel, if the run failed in
+    it, or if its ranks did not find each other after it.
+    """
+    first = result.failure
+    cells, train = _cells(result)
+    for cell in cells[:train]:
+        if first is None or not cell.failed or skip_reason(cell.source, cell.tags) is not None:
+            continue
+        if first.cell == cell.number or first.kind is FailureKind.PEER_LOST:
+            return Diagnosis(
+                "unfinished-cell",
+                f"Cell [{cell.number}] did not finish in the kernel, and is part of the run.",
+                "Correct it and run it again, or leave it out of runs: tag it tpu-skip, or begin "
+                "it with the line `# tpu: skip`.",
+                (),
+                0.95,
+                "",
+            )
+    return None
+
+
+def _cells(result: RunResult) -> tuple[tuple[Cell, ...], int | None]:
+    """The cells of the run as they are saved in its folder, and the index of the train cell."""
     try:
         kept = records.read(RunDir(result.dir).snapshot)
         cells = tuple(records.build(Cell, cell) for cell in kept["cells"])
         train = kept["train"]
     except (OSError, ValueError, LookupError, TypeError):  # an older run, a damaged folder
-        return []
+        return (), None
     end = train if isinstance(train, int) else len(cells)
     # Other train cells are no part of this run.
     ran = tuple(
@@ -55,7 +80,11 @@ def _findings(result: RunResult) -> list[Finding]:
         for at, cell in enumerate(cells[: end + 1])
         if at == train or "tpu_train" not in cell_magics(cell.source)
     )
-    return lint(Snapshot(ran, None if train is None else len(ran) - 1, None, "a run"))
+    return ran, None if train is None else len(ran) - 1
+
+
+def _findings(result: RunResult) -> list[Finding]:
+    return lint(Snapshot(*_cells(result), None, "a run"))
 
 
 def _diagnosis(finding: Finding, confidence: float) -> Diagnosis:
