@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from tpunb.runs.spec import BackendName
 
-_XLA = r"\b(?:xm|xr|xs|xmp|pl|xf)\.\w|torch_xla|\bXLA|PJRT|openxla|MpDeviceLoader|\.sync\(\)|['`]xla['`]"
+_XLA = (
+    r"\b(?:xm|xr|xs|xmp|pl|xf)\.\w|torch_xla|\bXLA|PJRT|openxla|MpDeviceLoader|\.sync\(\)"
+    r"|['`]xla['`]"
+)
 _TORCHTPU = r"torch_tpu|TorchTPU|torch\.tpu|tpu_dist|['`]tpu['`]"
 _TPU = r"\bTPUs?\b|libtpu|\bTPU_"
 _CUDA = r"(?i:cuda|nccl|nvidia|\bGPUs?\b)"

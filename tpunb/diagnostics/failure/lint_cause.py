@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tpunb.notebook.files import cell_magics
 from tpunb.notebook.lint.checks.collectives import ON_SOME_RANKS
 from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.lint.linter import lint
@@ -48,14 +47,8 @@ def _findings(result: RunResult) -> list[Finding]:
         train = kept["train"]
     except (OSError, ValueError, LookupError, TypeError):  # an older run, a damaged folder
         return []
-    end = train if isinstance(train, int) else len(cells)
-    # Other train cells are no part of this run.
-    ran = tuple(
-        cell
-        for at, cell in enumerate(cells[: end + 1])
-        if at == train or "tpu_train" not in cell_magics(cell.source)
-    )
-    return lint(Snapshot(ran, None if train is None else len(ran) - 1, None, "a run"))
+    run = Snapshot(cells, train if isinstance(train, int) else None, None, "a run")
+    return lint(run, backend=result.backend, ranks=result.world_size, own=True)
 
 
 def _diagnosis(finding: Finding, confidence: float) -> Diagnosis:

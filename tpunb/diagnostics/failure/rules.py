@@ -96,7 +96,8 @@ class FailureRule:
 
     def steps(self, platform: str | None, backend: BackendName | None = None) -> tuple[str, ...]:
         """Return the fix for a platform, or else for a backend; None: it is not known."""
-        steps = next(self.fixes[key] for key in (platform, backend, "any") if key in self.fixes)
+        keys = (platform or "", backend or "", "any")
+        steps = next(self.fixes[key] for key in keys if key in self.fixes)
         return tuple(_with_commands(step, platform or "") for step in steps)
 
 
