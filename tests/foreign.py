@@ -9,7 +9,7 @@ from tpunb.runs.spec import BackendName
 
 _XLA = (
     r"\b(?:xm|xr|xs|xmp|pl|xf)\.\w|torch_xla|\bXLA|PJRT|openxla|MpDeviceLoader|\.sync\(\)"
-    r"|['`]xla['`]"
+    r"|['`]xla['`]|pytorch/xla"
 )
 _TORCHTPU = r"torch_tpu|TorchTPU|torch\.tpu|tpu_dist|['`]tpu['`]"
 _TPU = r"\bTPUs?\b|libtpu|\bTPU_"

@@ -82,7 +82,7 @@ def test_no_rule_speaks_of_what_the_runs_backend_does_not_have(backend: BackendN
             said = [" ".join(one.regex.pattern for one in line) for line in lines]
             wrong += [(rule.id, word) for word in foreign(rule.cause, backend, [" ".join(said)])]
             for platform in (None, "colab", "kaggle", "gcp"):
-                texts = " ".join((*rule.steps(platform, backend), rule.library))
+                texts = " ".join((*rule.steps(platform, backend), rule.library, rule.link))
                 wrong += [(rule.id, word) for word in foreign(texts, backend, said or [""])]
     assert not wrong
 
