@@ -1,8 +1,8 @@
 """The device's own random numbers: seeded with the CPU's, drawn apart from them.
 
 As on CUDA, a generator's state is its seed and an offset, the count of what was drawn: 16 bytes,
-which DTensor reads and changes, so that each rank draws its own part of a tensor. The CPU's
-algorithm starts anew for each operation, from both numbers.
+which DTensor reads and changes, so that each rank draws its own part of a tensor. For each
+operation the CPU's algorithm is seeded with both numbers.
 """
 
 from __future__ import annotations
