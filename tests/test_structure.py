@@ -67,6 +67,24 @@ def test_nothing_is_decided_from_the_wording_of_a_message() -> None:
     assert not compared
 
 
+def test_only_what_knows_the_backend_advises_torch_xla() -> None:
+    """Rules and lint are checked for each backend (tests/foreign.py); these ask for it."""
+    found = set()
+    for path in MODULES:
+        name = str(path.relative_to(PACKAGE))
+        if name.startswith(("backends/xla/", "notebook/", "diagnostics/")):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and id(node) not in documented:
+                found |= {name} if re.search(r"\bx[mrs]\.\w|torch_xla\.\w+\(", text) else set()
+    assert found == {
+        *("runs/models.py", "runs/summary.py", "training/collectives.py", "training/inference.py")
+    }
+
+
 def test_values_of_running_functions_are_read_in_one_module() -> None:
     """Which lets go of them: before Python 3.13 `f_locals` keeps what it has read alive."""
     readers = [path for path in ROOT.glob("tpunb/**/*.py") if ".f_locals" in path.read_text()]

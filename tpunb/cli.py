@@ -346,18 +346,17 @@ class DiagnoseOptions:
 
 def _diagnose(chosen: DiagnoseOptions) -> int:
     """Return 1 if no cause is known: then the most relevant lines are printed, without a guess."""
-    from tpunb.diagnostics.failure import diagnose, most_relevant_lines, unexplained
+    from tpunb.diagnostics.failure import diagnose, most_relevant_lines
     from tpunb.diagnostics.failure.run import diagnose_log, read_end
 
     path = Path(chosen.log)
     if chosen.log == "-":
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
-        diagnoses = diagnose(text, chosen.returncode) or unexplained(text, chosen.returncode)
+        diagnoses = diagnose(text, chosen.returncode)
     elif path.is_file():
         text, diagnoses = read_end(path), diagnose_log(path, chosen.returncode)
     else:
         raise TpunbError(f"there is no log {chosen.log!r}")
-    known = any(diagnosis.confidence for diagnosis in diagnoses)
     if chosen.json:
         print(json.dumps([diagnosis.to_json() for diagnosis in diagnoses], indent=1))
     elif diagnoses:
@@ -366,7 +365,7 @@ def _diagnose(chosen: DiagnoseOptions) -> int:
         lines = most_relevant_lines(text)
         print("No known cause. The most relevant lines:" if lines else "The log is empty.")
         print(terminal.coloured("\n".join(f"  | {line}" for line in lines)))
-    return 0 if known else 1
+    return 0 if diagnoses else 1
 
 
 def _parameters_option() -> Any:

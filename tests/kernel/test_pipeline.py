@@ -119,18 +119,20 @@ def test_lint_refuses_only_code_that_certainly_fails(monkeypatch: pytest.MonkeyP
 def test_lint_tells_of_the_train_cell_first() -> None:
     warning = Finding("w", "warning", 3, 7, "it may hang", "do not")
     own = Finding("w", "warning", 4, 1, "it is slow", "do it faster", own=True)
-    below = replace(own, cell=6, below=True, source="  plot(m)")
+    below = replace(own, cell=6, below=True, source="  plot(m)", message="it is old")
+    again = replace(own, line=5)
+    beside = replace(own, rule="v", message="it is odd")
     assert [*notebook(SMALL, HINT).lint_notes()] == []
     assert [*notebook(SMALL, HINT, warning).lint_notes()] == [
         "lint: 1 warning, 1 hint (--dry-run shows them). The first: cell [3], line 7: it may hang"
     ]
     assert [*notebook(SMALL, HINT, warning, own, below).lint_notes()] == [
         "lint: cell [4], line 1: it is slow. Fix: do it faster",
-        "lint: below, `plot(m)`: it is slow. Fix: do it faster",
+        "lint: below, `plot(m)`: it is old. Fix: do it faster",
         "lint: 1 more warning, 1 more hint (--dry-run shows them). "
         "The first: cell [3], line 7: it may hang",
     ]
-    assert [*notebook(SMALL, HINT, own).lint_notes()] == [
+    assert [*notebook(SMALL, HINT, own, again, beside).lint_notes()] == [
         "lint: cell [4], line 1: it is slow. Fix: do it faster"
     ]
 

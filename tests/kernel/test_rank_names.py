@@ -14,7 +14,9 @@ def prepared(train: str, *below: str) -> PreparedNotebook:
     """A notebook with one train cell, [1], and the cells below it."""
     texts = (f"%%tpu_train\n{train}", *below)
     cells = tuple(Cell(n, "code", text, n + 1) for n, text in enumerate(texts))
-    return prepare_file(Snapshot(cells, 0, "nb.ipynb", "a test"), replicate=False, backend="xla")
+    return prepare_file(
+        Snapshot(cells, 0, "nb.ipynb", "a test"), replicate=False, backend="xla", ranks=2
+    )
 
 
 ASSIGNED = "`w` was assigned in the ranks of cell [1]: `--returns w` brings it"

@@ -12,6 +12,7 @@ from tests.support import script_of
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils.errors import SetupError
+from tpunb.worker import cells
 from tpunb.worker.cells import (
     LONGEST_MESSAGE,
     MOST_LINES,
@@ -27,9 +28,9 @@ def raised(train: str, folder: Path) -> tuple[BaseException, RunDir, RunSpec]:
     script, run = script_of([], train), RunDir(folder)
     run.script.write_text(script.text)
     spec = RunSpec("id", "n", 1, "CPU", "/", (), script.blocks)
-    cells = Cells(run, spec)
+    made = Cells(run, spec)
     with pytest.raises(BaseException) as caught:  # noqa: PT011 - of any kind
-        cells.execute(cells.of("train")[0])
+        made.execute(made.of("train")[0])
     return caught.value, run, spec
 
 
@@ -81,6 +82,48 @@ def test_traceback_of_a_long_exception_chain_is_cut(tmp_path: Path) -> None:
     assert traceback.startswith("… earlier exceptions left out …")
     assert traceback.endswith("ValueError: 100\n")
     assert len(traceback) < 20_000
+
+
+OWN = """
+import contextlib
+
+@contextlib.contextmanager
+def waiting():
+    try:
+        receive()
+    except ConnectionError as error:
+        raise ValueError("rank 1 ended") from error
+    yield
+
+def receive():
+    raise ConnectionError("reset by peer")
+
+def barrier():
+    with waiting():
+        pass
+
+def call(function):
+    function()
+"""
+
+
+def test_tpunbs_own_frames_and_what_it_handled_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_module.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cells, "_OWN", str(tmp_path / "own_"))
+    said = describe_error(*raised("import own_module\nown_module.barrier()", tmp_path))
+    assert said["traceback"].splitlines() == [
+        "Traceback (most recent call last):",
+        "  cell [1], line 2, in <module>",
+        "    own_module.barrier()",
+        "ValueError: rank 1 ended",
+    ]
+    mine = "import own_module\ndef f():\n    try: 1 / 0\n    except ZeroDivisionError: {}[0]\n"
+    shown = describe_error(*raised(f"{mine}own_module.call(f)", tmp_path))["traceback"]
+    assert "ZeroDivisionError" in shown
+    assert shown.count("in f") == 2
 
 
 @pytest.mark.parametrize("hook", ["lambda *error: 1 / 0", "lambda *error: exit(0)", "None"])

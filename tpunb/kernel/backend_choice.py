@@ -10,14 +10,14 @@ from tpunb.runs.spec import BackendName
 
 
 def choose_for(asked: BackendName | None, cells: Sequence[tuple[int | None, str]]) -> BackendChoice:
-    """Choose the backend for code cells: their numbers, None if they have none, and sources.
+    """Choose the backend for code cells, in order: their numbers, None if they have not run, and
+    sources.
 
     `asked`: what `%tpu_setup --backend` names, if anything.
     """
-    named = {
-        name: NamedBackend(
-            f"cell [{cells[found.cell][0] or ' '}] has `{found.found}`", found.certain
-        )
-        for name, found in stacks_named([source for _, source in cells]).items()
-    }
+    named = {}
+    for name, found in stacks_named([source for _, source in cells]).items():
+        number = cells[found.cell][0]
+        where = f"cell [{number}]" if number else f"code cell {found.cell + 1} (not run yet)"
+        named[name] = NamedBackend(f"{where} has `{found.found}`", found.certain)
     return choose(asked, named, find_installed())

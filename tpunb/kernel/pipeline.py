@@ -79,11 +79,15 @@ class PreparedNotebook:
 
     def lint_notes(self) -> Iterator[str]:
         """Yield a line for each error and warning about the train cell, and one for the others."""
-        grave = [finding for finding in self.findings if finding.severity != "hint"]
-        grave.sort(key=lambda finding: (finding.below, SEVERITIES.index(finding.severity)))
+        told, known = list[Finding](), set[object]()
+        for each in sorted(self.findings, key=lambda f: (f.below, SEVERITIES.index(f.severity))):
+            if known.isdisjoint(keys := {(each.cell, each.line), each.message}):
+                told.append(each)  # one for each line of code, and each message once
+            known |= keys
+        grave = [finding for finding in told if finding.severity != "hint"]
         own = [finding for finding in grave if finding.own][:MOST_FINDINGS]
         yield from (f"lint: {finding.in_one_line()}. Fix: {finding.fix}" for finding in own)
-        rest = [finding for finding in self.findings if finding not in own]
+        rest = [finding for finding in told if finding not in own]
         counts = Counter(finding.severity for finding in rest)
         if not counts["error"] + counts["warning"]:
             return
@@ -107,13 +111,14 @@ def prepare_notebook(
     replicate: bool,
     replay: bool,
     backend: BackendName = "xla",
+    ranks: int | None = None,
 ) -> PreparedNotebook:
     """Capture, convert and lint the notebook. Raises NotebookError and ConversionError.
 
     `cell`: the train cell's body, or a call of
     `tpunb.launch` in the running cell. `notebook`: the path that the user gave. `returned`: values
     that runs returned to the kernel. `replicate`: every rank runs the prelude in any case.
-    `replay`: nothing but `returned` is taken from the kernel.
+    `replay`: nothing but `returned` is taken from the kernel. `ranks`: how many the run has.
     """
     body = None if isinstance(cell, LaunchCall) else cell
     snapshot = capture(history, body, notebook=notebook, user_ns=user_ns)
@@ -130,7 +135,7 @@ def prepare_notebook(
     prelude = {block.cell for block in script.blocks if block.role == "prelude"}
     executed = {n for c in snapshot.cells if c.index in prelude for n in c.executions}
     removed = history.removed_variables(executed)
-    made = _lint(snapshot, script, replicate=replicate, held=held, backend=backend)
+    made = _lint(snapshot, script, replicate=replicate, held=held, backend=backend, ranks=ranks)
     return replace(made, parameters=current, removed=removed)
 
 
@@ -146,9 +151,11 @@ def _others(history: History, snapshot: Snapshot, script: Script) -> list[Execut
     ]
 
 
-def prepare_file(snapshot: Snapshot, *, replicate: bool, backend: BackendName) -> PreparedNotebook:
+def prepare_file(
+    snapshot: Snapshot, *, replicate: bool, backend: BackendName, ranks: int
+) -> PreparedNotebook:
     """Convert and lint a notebook file, for a run without a kernel. Raises like above."""
-    return _lint(snapshot, convert(snapshot), replicate=replicate, backend=backend)
+    return _lint(snapshot, convert(snapshot), replicate=replicate, backend=backend, ranks=ranks)
 
 
 def _lint(
@@ -158,12 +165,14 @@ def _lint(
     replicate: bool,
     held: Container[str] = (),
     backend: BackendName,
+    ranks: int | None,
 ) -> PreparedNotebook:
     """Lint the cells of the run. Those below are not part of it, but may use what it does not
     return.
     """
     end = None if snapshot.train is None else snapshot.train + 1
-    findings = lint(replace(snapshot, cells=snapshot.cells[:end]), held, backend=backend)
+    run = replace(snapshot, cells=snapshot.cells[:end])
+    findings = lint(run, held, backend=backend, ranks=ranks, own=True)
     if end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
         returned = lint(snapshot, rules=[NOT_RETURNED], backend=backend)
         findings += [finding for finding in returned if finding.own]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    source: Callable[[], PreparedNotebook],
+    source: Callable[[int], PreparedNotebook],
     target: Target,
     options: TrainOptions,
     here: Machine,
@@ -29,8 +29,8 @@ def prepare(
 ) -> RunRequest:
     """Decide everything about a run; the quick checks come before the notebook is converted.
 
-    `source` converts the notebook. `here`: this machine. `runs`: the folder in which `--resume`
-    searches.
+    `source` converts the notebook for that many ranks. `here`: this machine. `runs`: the folder in
+    which `--resume` searches.
 
     Raises UsageError for options that do not fit the target or the notebook, and TpunbError.
     """
@@ -45,7 +45,7 @@ def prepare(
     # Imported late: it is large, and `%load_ext` must be fast.
     from tpunb.kernel import pipeline
 
-    return pipeline.make_request(options, source(), machine, cores, runs=runs, target=target)
+    return pipeline.make_request(options, source(cores), machine, cores, runs=runs, target=target)
 
 
 def refuse_unsupported(target: Target, options: TrainOptions) -> None:

@@ -482,7 +482,7 @@ class Session:
             target = self._find_place(options.on, options, interrupts or Interrupts(), front)
         vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
 
-        def convert() -> PreparedNotebook:
+        def convert(cores: int) -> PreparedNotebook:
             from tpunb.kernel import pipeline
 
             return pipeline.prepare_notebook(
@@ -494,6 +494,7 @@ class Session:
                 replicate=options.replicate,
                 replay=options.replay,
                 backend=choice.backend,
+                ranks=cores,
             )
 
         request = prepare(convert, target, options, here, self.defaults.runs)

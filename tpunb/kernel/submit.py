@@ -227,8 +227,9 @@ def _prepare(
     backend = choose_for(None, code).backend
     here = machine.detect_machine(os.environ).with_backend(backend)
 
-    def convert() -> pipeline.PreparedNotebook:
-        return pipeline.prepare_file(snapshot, replicate=options.replicate, backend=backend)
+    def convert(cores: int) -> pipeline.PreparedNotebook:
+        again = options.replicate
+        return pipeline.prepare_file(snapshot, replicate=again, backend=backend, ranks=cores)
 
     try:
         return prepare(convert, target, options, here, runs)

@@ -259,10 +259,7 @@ class Diagnosis(Printable):
     evidence: tuple[Evidence, ...]
     """The lines of the log that support it."""
     confidence: float
-    """How certain it is, from 0 to 1, that this is the cause and not a consequence.
-
-    0 if no cause is known, and this only says where the error was raised.
-    """
+    """How certain it is, from 0 to 1, that this is the cause and not a consequence."""
     link: str
     """The address of a page about exactly this error; '' if there is none."""
     steps: tuple[str, ...] = ()

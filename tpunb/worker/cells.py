@@ -44,6 +44,7 @@ MOST_CAUSES = 10
 _PEER_LOST = (PeerLostError, WaitedTooLongError, CollectiveError)
 """Errors that ranks raise because another rank is missing."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_STANDARD = f"{Path(contextlib.__file__).parent}{os.sep}"
 _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
@@ -261,11 +262,16 @@ def _frames(tb: TracebackType | None, lines: CellLines) -> list[traceback.FrameS
 
     If no frame is of the notebook, tpunb itself has failed: all frames.
     """
-    frames = list(traceback.extract_tb(tb))
-    for index, frame in enumerate(frames):
-        if frame.filename in lines:
-            return [frame for frame in frames[index:] if not frame.filename.startswith(_OWN)]
-    return frames
+    frames, kept = list(traceback.extract_tb(tb)), list[traceback.FrameSummary]()
+    inside = False
+    for frame in frames:
+        file = frame.filename
+        # Nor what tpunb calls of Python's standard library.
+        standard = file.startswith(_STANDARD) and "-packages" not in file
+        inside = file.startswith(_OWN) or (inside and standard)
+        if file in lines or (kept and not inside):
+            kept.append(frame)
+    return kept or frames
 
 
 def _column(frame: traceback.FrameSummary) -> int | None:
@@ -290,6 +296,8 @@ def _in_cells(text: str, lines: CellLines) -> str:
 def _chain(error: BaseException, known: CellLines) -> list[str]:
     """The traceback as Python shows it, with cells instead of the script's lines."""
     causes = list(_causes(error))
+    if any(frame.filename in known for frame in traceback.extract_tb(error.__traceback__)):
+        causes = [each for each in causes if each[0] is error or not _is_own(each[0])]
     lines: list[str] = []
     if len(causes) > MOST_CAUSES:
         lines.append("… earlier exceptions left out …\n\n")
@@ -298,6 +306,12 @@ def _chain(error: BaseException, known: CellLines) -> list[str]:
         if link:
             lines.append(f"\n{link}\n\n")
     return lines
+
+
+def _is_own(error: BaseException) -> bool:
+    """True if an exception was raised and handled in tpunb's own code."""
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    return bool(files) and all(file.startswith(_OWN) for file in files)
 
 
 def _causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:

@@ -83,6 +83,8 @@ def _import_libraries() -> None:
     for name in (*backend.modules, "tpunb.worker.runner"):
         importlib.import_module(name)
     backend.warm(current.device())
+    if backend.name != "torch":
+        importlib.import_module("tpunb.worker.untied").watch()
     # Objects made so far live as long as the process: keep the collector, which writes to
     # every object that it visits, from copying their pages in each fork.
     gc.collect()

@@ -32,6 +32,7 @@ from tpunb.worker import (
     rich_progress,
     script_end,
     stdio,
+    untied,
 )
 from tpunb.worker.cells import Cells
 from tpunb.worker.rank_marks import RankMark
@@ -136,6 +137,8 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
         after_step.append(StepTrace(profile, task.run, task.attempt, task.rank).after)
     if task.spec.world_size > 1 and task.spec.spmd is None:
         stepped_models.watch(groups=backend.name != "xla")
+    if task.rank == 0:
+        untied.report_to(lambda line: task.run.emit(Note(line)))
     launchers.redirect_launchers(task.rank)
     rich_progress.follow_rich_bars()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's

@@ -6,10 +6,10 @@ from importlib import metadata
 
 import pytest
 
-from tpunb.diagnostics.failure import Diagnosis, Facts, diagnose, unexplained
+from tpunb.diagnostics.failure import Diagnosis, Facts, diagnose
 from tpunb.diagnostics.failure.details import explain_name, names_of
 from tpunb.diagnostics.failure.log import Log
-from tpunb.diagnostics.failure.origin import to_search_for, version_of
+from tpunb.diagnostics.failure.origin import version_of
 
 SITE = "/usr/lib/python3.11/site-packages"
 
@@ -118,48 +118,6 @@ def test_names_are_read_without_importing_the_module() -> None:
     assert names_of("torch_xla.no_such_module") == names_of("no_such_package_at_all") == set()
 
 
-def test_without_a_rule_the_library_that_raised_it_is_named() -> None:
-    error = "AttributeError: 'PartialState' object has no attribute 'fork_launched'"
-    text = log(error, CELL, library("accelerate/state.py", 790))
-    assert diagnose(text, 1) == []
-    [known] = unexplained(text, 1)
-    assert (known.id, known.confidence, known.link) == ("unexplained", 0.0, "")
-    assert known.cause == (
-        "No known cause. accelerate raised the error (accelerate/state.py, line 790), "
-        "called from cell [3], line 8."
-    )
-    assert known.fix == (
-        "Search the issues of accelerate for \"AttributeError: 'PartialState' object has no "
-        "attribute 'fork_launched'\"."
-    )
-
-
-def test_native_code_names_its_library_too() -> None:
-    error = (
-        "RuntimeError: torch_xla/csrc/tensor.cpp:15 : Check failed: a.size() == b.size() (3 vs. 4)"
-    )
-    [known] = unexplained(log(error, CELL), 1)
-    assert (
-        known.cause == "No known cause. torch_xla raised the error, called from cell [3], line 8."
-    )
-    assert '"RuntimeError: Check failed: a.size() == b.size()"' in known.fix
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        log("KeyError: 'lr'", CELL),
-        log("ValueError: bad", library("transformers/trainer.py"), CELL),
-        log("RuntimeError: no traceback"),
-        "Killed\n",
-        "",
-    ],
-)
-def test_an_error_of_ones_own_needs_no_such_answer(text: str) -> None:
-    assert unexplained(text, 1) == []
-    assert unexplained(log("ValueError: x", library("datasets/load.py")), 0) == []
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -182,18 +140,6 @@ def test_versions_of_this_environment_are_known_for_its_own_runs() -> None:
     assert version_of("no_such_package", Log("step"), here=True) is None
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        ("pkg.errors.OddError: at 0x7f3a in /home/ann/a.py", "OddError: at in"),
-        ("ValueError: sizes differ (3 vs. 4)", "ValueError: sizes differ"),
-        ("RuntimeError: " + "word " * 50, "RuntimeError:" + " word" * 15),
-    ],
-)
-def test_what_to_search_for_has_nothing_of_this_run(message: str, text: str) -> None:
-    assert to_search_for(message) == text
-
-
 ARGUMENT = "TypeError: Accelerator.unwrap_model() got an unexpected keyword argument 'keep'"
 
 
@@ -210,28 +156,3 @@ def test_a_librarys_own_line_is_told_from_a_call_of_ones_own(text: str, found: i
     assert [one.id for one in diagnose(text, 1)] == ["library-release"] * found
     if found:
         assert "transformers makes the call" in best(text).cause
-
-
-@pytest.mark.parametrize("call", ["<module>", "<module>()", "f(a, b)"])
-def test_frames_of_older_ipythons_name_the_library(call: str) -> None:
-    frame = f"{SITE}/trl/a.py in {call}\n----> 3 x\n"
-    head = "KeyError   Traceback (most recent call last)"
-    [known] = unexplained(f"{head}\n{frame}\nKeyError: 'a'\n", 1)
-    assert known.cause.startswith("No known cause. trl raised the error (trl/a.py)")
-
-
-def test_an_error_of_tpunb_needs_no_search_in_the_library_that_called_it() -> None:
-    raised = log("{}: no rank 2", CELL, library("torch/distributed/distributed_c10d.py"))
-    ours = raised.replace("{}", "tpunb.backends.rehearsal.errors.PeerLostError")
-    assert unexplained(ours, 1) == []
-    [known] = unexplained(raised.replace("{}", "mylib.PeerLostError"), 1)
-    assert known.fix.startswith("Search the issues of torch")
-
-
-def test_a_traceback_without_its_header_shows_where_it_was_raised() -> None:
-    whole = log("ValueError: odd", CELL.replace("cell [3]", 'File "a.py"'), library("trl/sft.py"))
-    cut = whole.partition("last):\n")[2]
-    prefixed = "".join(f"[2] {line}\n" for line in cut.splitlines())
-    for text in (cut, f"step 1\n{cut}", prefixed):
-        [known] = unexplained(text, 1)
-        assert known.cause.startswith("No known cause. trl raised the error (trl/sft.py, line 7)")

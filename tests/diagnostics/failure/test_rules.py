@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 import yaml
 
+from tests.foreign import foreign
 from tpunb.diagnostics.failure import Facts, diagnose
 from tpunb.diagnostics.failure import rules as rules_module
 from tpunb.diagnostics.failure.rules import read_rules, rules
+from tpunb.runs.spec import BackendName
 
 GOOD = {
     "id": "moon",
@@ -67,6 +70,29 @@ def test_a_fix_is_chosen_by_platform() -> None:
     (found,) = diagnose("the moon is full", table=[rule], facts=Facts(platform="kaggle"))
     assert (found.fix, found.steps) == ("Close the curtains.", ("Close the curtains.",))
     assert diagnose("the moon is full", table=[rule])[0].fix == "Look up. Wait."
+
+
+@pytest.mark.parametrize("backend", get_args(BackendName))
+def test_no_rule_speaks_of_what_the_runs_backend_does_not_have(backend: BackendName) -> None:
+    """Except what all its signs name, that is, the user's own error; in the cause, one of them."""
+    wrong = []
+    for rule in rules():
+        if backend in rule.backends:
+            lines = [line for sign in rule.signs for line in sign.lines]
+            said = [" ".join(one.regex.pattern for one in line) for line in lines]
+            wrong += [(rule.id, word) for word in foreign(rule.cause, backend, [" ".join(said)])]
+            for platform in (None, "colab", "kaggle", "gcp"):
+                texts = " ".join((*rule.steps(platform, backend), rule.library, rule.link))
+                wrong += [(rule.id, word) for word in foreign(texts, backend, said or [""])]
+    assert not wrong
+
+
+def test_a_rule_of_another_backend_is_no_answer() -> None:
+    (rule,) = read_rules({"sky.yaml": yaml.safe_dump([{**GOOD, "backends": ["xla"]}])})
+    for backend in get_args(BackendName):
+        found = diagnose("the moon is full", table=[rule], facts=Facts(backend=backend))
+        assert bool(found) is (backend == "xla")
+    assert diagnose("the moon is full", table=[rule])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -73,25 +72,3 @@ def test_a_lost_host_is_the_cause_and_is_named(tmp_path: Path) -> None:
     [cause] = run.diagnose_run(result)
     assert cause.id == "host-lost"
     assert said in str(cause)
-
-
-def test_without_a_known_cause_the_library_and_its_installed_version_are_named(
-    tmp_path: Path,
-) -> None:
-    traceback = (
-        "Traceback (most recent call last):\n  cell [2], line 4, in <module>\n"
-        '  File "/a/site-packages/torch_xla/distributed/x.py", line 9, in f\n'
-        "OddError: strange\n"
-    )
-    failure = Failure(0, 1, 1, None, "OddError", "strange", 2, 4, traceback, 0.0)
-    result = RunResult("failed", "x", 1, "CPU", 0.0, 1.0, tmp_path, 1, failures=(failure,))
-    (tmp_path / "run.log").write_text("[0] begun\n")
-    [known] = run.diagnose_run(result)
-    version = metadata.version("torch_xla")
-    assert known.cause == (
-        f"No known cause. torch_xla {version} raised the error "
-        "(torch_xla/distributed/x.py, line 9), called from cell [2], line 4."
-    )
-    [elsewhere] = run.diagnose_run(replace(result, place="host"))
-    assert "torch_xla raised the error" in elsewhere.cause
-    assert str(known) in replace(result, diagnoses=(known,)).explain()

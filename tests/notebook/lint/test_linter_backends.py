@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.notebook.lint.notebooks import notebook
@@ -53,6 +55,62 @@ def test_ranks_that_train_apart(backend: BackendName, group: str, to: str) -> No
     findings = found(backend, IMPORTS, together.format(group=group, to=to))
     rules = [finding.rule for finding in findings if finding.rule not in slow]
     assert rules == ["set-epoch", "file-of-all-ranks"]
+
+
+APART = PLAIN.format(group="tpu_dist", to=".to('tpu')")
+TOGETHER = (
+    APART.replace("model = nn.Linear(2, 2).to('tpu')", "model = DDP(nn.Linear(2, 2).to('tpu'))")
+    .replace("shuffle=True", "sampler=(sampler := DistributedSampler(train_data))")
+    .replace("for x, y", "for epoch in range(3):\n  sampler.set_epoch(epoch)\n  for x, y")
+    .replace("\n    ", "\n      ")
+)
+EARLY = """\
+%%tpu_train
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model.to(torch.device("tpu"))
+"""
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(
+    ("other", "cell", "rules"),
+    [
+        (TOGETHER, APART, {"no-sampler", "no-gradient-reduction"}),
+        (TOGETHER, TOGETHER.replace("  sampler.set_epoch(epoch)\n", ""), {"set-epoch"}),
+        (
+            "%%tpu_train\nmodel = nn.Linear(2, 2).to(torch.device('tpu'))",
+            EARLY,
+            {"optimizer-before-device"},
+        ),
+        ("def evaluate(model):\n    model = model.to('tpu')", EARLY, {"optimizer-before-device"}),
+        ("%%tpu_debug\n" + TOGETHER.partition("\n")[2], APART, {"no-sampler"}),
+    ],
+    ids=["apart", "set-epoch", "moved", "moved-parameter", "debugged"],
+)
+def test_what_another_cell_does_is_no_evidence(
+    other: str, cell: str, rules: set[str], before: bool
+) -> None:
+    """All rules find in a notebook with two train cells what they find in each of them alone."""
+    cells = (IMPORTS, other, cell) if before else (IMPORTS, cell, other)
+    number = 3 if before else 2
+    both = [f for f in found("torchtpu", *cells) if f.cell == number]
+    alone = [f for f in found("torchtpu", IMPORTS, cell) if f.cell == 2]
+    assert rules <= {f.rule for f in both}
+    key = [(f.rule, f.line, f.message) for f in alone]
+    assert [(f.rule, f.line, f.message) for f in both] == key
+    run = replace(notebook(*cells), train=number - 1)
+    own = lint(run, {"train_data"}, backend="torchtpu", own=True)
+    assert [(f.rule, f.line, f.message) for f in own if f.cell == number] == key
+    assert all(f.cell == number for f in own)  # the other one is not this run's
+
+
+def test_one_rank_has_nothing_to_share() -> None:
+    of_several = {"no-sampler", "no-gradient-reduction", "file-of-all-ranks"}
+    rules = {f.rule for f in lint(notebook(IMPORTS, APART), backend="torchtpu", ranks=2)}
+    assert of_several <= rules
+    rules = {f.rule for f in lint(notebook(IMPORTS, APART), backend="torchtpu", ranks=1)}
+    assert not of_several & rules
 
 
 def test_a_barrier_of_some_ranks_is_certain_without_torch_xla() -> None:
@@ -133,6 +191,6 @@ def test_fixes_are_those_of_the_backend() -> None:
     cell = "%%tpu_train\nnn.Linear(2, 2).cuda()\ndist.init_process_group('nccl')"
     fixes = [finding.fix for finding in found("torchtpu", IMPORTS, cell)]
     assert fixes == [
-        "write `.to('tpu')`; check `torch.cuda.is_available()` before code that needs a GPU",
+        "write `.to('tpu')`",
         "write `init_process_group('tpu_dist')`",
     ]

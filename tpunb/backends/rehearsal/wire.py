@@ -172,7 +172,7 @@ class Wire:
         except BaseException as error:
             self._broken = (
                 f"{describe_ranks([self.rank])} left {call} with {type(error).__name__} while the "
-                "others waited in it. What needs no other rank still works: `torch.save`, `xm.save`"
+                "others waited in it. What needs no other rank still works, as `torch.save`"
             )
             raise
         finally:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tpunb.diagnostics.failure.details import texts, what_is_known
+from tpunb.diagnostics.failure.details import texts
 from tpunb.diagnostics.failure.evidence import PossibleReasons
 from tpunb.diagnostics.failure.facts import Facts, exit_name
 from tpunb.diagnostics.failure.log import LinePattern, Log
@@ -66,28 +66,6 @@ def diagnose(
     return Causes(_rank(matches, seen))
 
 
-def unexplained(
-    text: str, returncode: int | None = None, *, facts: Facts | None = None
-) -> list[Diagnosis]:
-    """Return what is known about a failure without a known cause: the library that raised it.
-
-    Args:
-        text: The log of one run, as for `diagnose`.
-        returncode: How the process ended.
-        facts: Other facts about the run; none by default.
-
-    Returns:
-        At most one Diagnosis, with the id `unexplained` and the confidence 0; none if no library
-        raised the error.
-    """
-    facts = facts or Facts()
-    if returncode == 0 or facts.state == RunState.SUCCEEDED:
-        return []
-    seen = _Seen(text, returncode, facts)
-    known = what_is_known(seen.log, seen.reasons.exceptions, facts)
-    return Causes([] if known is None else [known])
-
-
 @dataclass(frozen=True)
 class _Match:
     rule: FailureRule
@@ -125,7 +103,9 @@ class _Seen:
         )
 
     def matches(self, table: Sequence[FailureRule]) -> list[_Match]:
-        found = [match for rule in table if (match := self.match(rule)) is not None]
+        backend = self.facts.backend
+        known = [rule for rule in table if backend is None or backend in rule.backends]
+        found = [match for rule in known if (match := self.match(rule)) is not None]
         explained = {number for match in found for number in match.lines}
         if self.reasons.unexplained(explained) and not self.all_by_signal:
             # That exception is shown anyway, and explains more than the ends of other processes.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpunb.runs.result import signal_name
+from tpunb.runs.spec import BackendName
 
 _MUCH = 0.8
 """Fraction of the memory above which its use counts as evidence."""
@@ -23,6 +24,8 @@ class Facts:
     """'step' if the run got as far as its training loop."""
     device: str | None = None
     """'TPU', 'GPU' or 'CPU'."""
+    backend: BackendName | None = None
+    """What the run trained with: no cause or fix is about another backend."""
     oom_killed: bool | None = None
     """True if the cgroup or the kernel's log counts an out-of-memory kill during the run."""
     memory_peak: int | None = None

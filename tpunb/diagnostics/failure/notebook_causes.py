@@ -52,6 +52,8 @@ def unfinished_cause(result: RunResult) -> Diagnosis | None:
     for cell in cells[:train]:
         if first is None or not cell.failed or skip_reason(cell.source, cell.tags) is not None:
             continue
+        if "tpu_train" in cell_magics(cell.source):
+            continue  # another train cell, which is no part of this run
         if first.cell == cell.number or first.kind is FailureKind.PEER_LOST:
             return Diagnosis(
                 "unfinished-cell",
@@ -73,18 +75,12 @@ def _cells(result: RunResult) -> tuple[tuple[Cell, ...], int | None]:
         train = kept["train"]
     except (OSError, ValueError, LookupError, TypeError):  # an older run, a damaged folder
         return (), None
-    end = train if isinstance(train, int) else len(cells)
-    # Other train cells are no part of this run.
-    ran = tuple(
-        cell
-        for at, cell in enumerate(cells[: end + 1])
-        if at == train or "tpu_train" not in cell_magics(cell.source)
-    )
-    return ran, None if train is None else len(ran) - 1
+    return cells, train if isinstance(train, int) else None
 
 
 def _findings(result: RunResult) -> list[Finding]:
-    return lint(Snapshot(*_cells(result), None, "a run"))
+    run = Snapshot(*_cells(result), None, "a run")
+    return lint(run, backend=result.backend, ranks=result.world_size, own=True)
 
 
 def _diagnosis(finding: Finding, confidence: float) -> Diagnosis:

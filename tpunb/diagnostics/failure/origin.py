@@ -22,17 +22,10 @@ _CELL = re.compile(
 )
 _PACKAGE = re.compile(r"(?:^|/)(?:site|dist)-packages/(?P<name>[A-Za-z_]\w*)(?:/|\.py$)")
 _STANDARD = re.compile(r"/lib/python3[.\d]*/(?!(?:site|dist)-packages/)|^<frozen ")
-_NATIVE = re.compile(r"\b(?P<name>torch_xla)/csrc/\S+?\.(?:cpp|cc|h):\d+")
 _FOUNDATIONS = frozenset("torch torch_xla jax jaxlib numpy".split())
 """Libraries that others call: an error in them is the fault of their caller, or of its version."""
 _DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn"}
 """Names of packages that differ from the names of their modules."""
-_OF_THIS_RUN = re.compile(
-    r"\S+/csrc/\S+ : |\s*\([^()]*\d[^()]*\)|0x[0-9a-f]+|(?<!\w)(?:/[\w.@-]+){2,}"
-)
-"""Parts of a message that differ from run to run: numbers in brackets, addresses, paths."""
-_SEARCHED = 90
-"""Maximal number of characters of a text to search for."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +68,6 @@ class Origin:
     """The innermost frame outside of Python's standard library."""
     caller: LoggedFrame
     """The innermost frame outside of torch, torch_xla and similar libraries as well."""
-    user: LoggedFrame | None
-    """The innermost line of the user's own code; None if the log shows none."""
 
     @classmethod
     def of(cls, log: Log, error: LoggedException) -> Origin | None:
@@ -85,8 +76,7 @@ class Origin:
         if not frames:
             return None
         calling = [frame for frame in frames if frame.library not in _FOUNDATIONS] or frames
-        users = [frame for frame in frames if frame.library is None]
-        return cls(frames[-1], calling[-1], users[-1] if users else None)
+        return cls(frames[-1], calling[-1])
 
 
 def _frames(log: Log, error: LoggedException) -> Iterable[LoggedFrame]:
@@ -119,12 +109,6 @@ def _frame(body: str) -> LoggedFrame | None:
     return None
 
 
-def native_library(message: str) -> str | None:
-    """The library whose native code a message names: 'torch_xla/csrc/tensor.cpp:66'."""
-    match = _NATIVE.search(message)
-    return match["name"] if match else None
-
-
 def version_of(library: str, log: Log, *, here: bool) -> str | None:
     """The version of a library: as the log names it, else as installed if the run was `here`."""
     name = _DISTRIBUTIONS.get(library, library)
@@ -143,14 +127,3 @@ def version_of(library: str, log: Log, *, here: bool) -> str | None:
         except metadata.PackageNotFoundError:
             return None
     return None
-
-
-def to_search_for(message: str) -> str:
-    """The part of a message that other people's reports have as well."""
-    text = message.strip().partition("\n")[0]
-    text = _OF_THIS_RUN.sub("", text)
-    text = re.sub(r"^(?:\w+\.)+(?=[A-Z])", "", text)
-    text = " ".join(text.split())
-    if len(text) > _SEARCHED:
-        text = text[:_SEARCHED].rpartition(" ")[0] or text[:_SEARCHED]
-    return text.rstrip(" .:,;")

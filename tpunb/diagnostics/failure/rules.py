@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tpunb.diagnostics.failure.log import LinePattern, compile_pattern
 from tpunb.machine import packages
+from tpunb.runs.spec import BackendName
 
 Kind = Literal["cause", "symptom", "slow"]
 Stage = Literal[
@@ -75,7 +76,7 @@ class FailureRule:
     stage: Stage
     cause: str
     fixes: Mapping[str, tuple[str, ...]]
-    """Steps, keyed by platform: 'any', 'colab', 'kaggle', 'gcp'."""
+    """Steps, keyed by 'any', a backend, or a platform: 'colab', 'kaggle', 'gcp'."""
     source: str
     """Where the failure was reported or documented: the reason for the rule, not shown."""
     link: str
@@ -90,9 +91,13 @@ class FailureRule:
     """Rules of the same kind that rank behind this one if both hold."""
     harmless: tuple[str, ...]
     """Similar lines with another meaning, which no sign may match."""
+    backends: frozenset[BackendName]
+    """The backends whose runs can fail so, and have what the texts advise."""
 
-    def steps(self, platform: str | None) -> tuple[str, ...]:
-        steps = self.fixes.get(platform or "any", self.fixes["any"])
+    def steps(self, platform: str | None, backend: BackendName | None = None) -> tuple[str, ...]:
+        """Return the fix for a platform, or else for a backend; None: it is not known."""
+        keys = (platform or "", backend or "", "any")
+        steps = next(self.fixes[key] for key in keys if key in self.fixes)
         return tuple(_with_commands(step, platform or "") for step in steps)
 
 
@@ -151,6 +156,7 @@ def _rule(entry: Mapping[str, Any]) -> FailureRule:
         tuple(_sign(sign, confidence) for sign in entry["signs"]),
         frozenset(_list(entry.get("explains", []))),
         _list(entry.get("harmless", [])),
+        frozenset(entry.get("backends", get_args(BackendName))),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tpunb.diagnostics.failure.engine import diagnose, unexplained
+from tpunb.diagnostics.failure.engine import diagnose
 from tpunb.diagnostics.failure.facts import Facts
 from tpunb.diagnostics.failure.notebook_causes import lint_cause, unfinished_cause
 from tpunb.machine import machine, tpu, tpu_users
@@ -25,15 +25,15 @@ MAX_BYTES = 20_000_000
 
 
 def diagnose_run(result: RunResult) -> list[Diagnosis]:
-    """Return the known causes of a run's failure, the likeliest first; what the
-    notebook shows comes before causes from the log. Without a known cause: what is known.
+    """Return the known causes of a run's failure, the likeliest first; what the notebook shows
+    comes before causes from the log.
     """
     log, facts = read_end(RunDir(result.dir).log), observed_facts(result)
     known = diagnose(log, result.returncode, facts=facts)
     found = unfinished_cause(result) or lint_cause(result)
     if found is not None:
         return [found, *known]
-    return known or unexplained(log, facts=facts)
+    return known
 
 
 def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:
@@ -44,7 +44,7 @@ def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:
     if result is not None and returncode is None:
         return diagnose_run(result)
     log, facts = read_end(path), Facts(platform=_platform())
-    return diagnose(log, returncode, facts=facts) or unexplained(log, returncode, facts=facts)
+    return diagnose(log, returncode, facts=facts)
 
 
 def observed_facts(result: RunResult) -> Facts:
@@ -63,6 +63,7 @@ def observed_facts(result: RunResult) -> Facts:
         here=not result.place,
         platform=_platform(),
         device=result.device,
+        backend=result.backend,
         oom_killed=any(failure.kind is FailureKind.OUT_OF_MEMORY for failure in result.failures)
         or None,
         memory_peak=sum(result.peak_memory) or None,

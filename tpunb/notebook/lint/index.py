@@ -60,9 +60,15 @@ class NotebookIndex:
     """The code cells of a notebook, with their calls, names and functions by name."""
 
     def __init__(
-        self, cells: list[ParsedCell], held: Container[str] = (), backend: BackendName = "xla"
+        self,
+        cells: list[ParsedCell],
+        held: Container[str] = (),
+        backend: BackendName = "xla",
+        ranks: int | None = None,
     ) -> None:
         self.cells = cells
+        self.ranks = ranks
+        """The number of ranks; None if it is not known."""
         self.backend: BackendName = backend
         self.held = held
         self.sites = Scopes(cells)
@@ -266,11 +272,11 @@ class NotebookIndex:
     @cached_property
     def multi(self) -> bool:
         """Whether the notebook runs on several cores, with one process for each."""
-        if self.spmd:
+        if self.spmd or self.ranks == 1:
             return False
         trains = [cell for cell in self.cells if cell.part == "train"]
         if trains:
-            return not all(CORES.search(cell.lines[0]) for cell in trains)
+            return not all(map(self.alone, trains))
         return any(not self.one_process(site) for site in self.launches)
 
     @cached_property
@@ -278,8 +284,14 @@ class NotebookIndex:
         """Whether the notebook uses torch_xla's SPMD mode: one process drives all cores."""
         return bool(self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"})
 
+    def alone(self, train: ParsedCell) -> bool:
+        """Whether a train cell runs on one core."""
+        return (CORES.search(train.lines[0]) is not None) if self.ranks is None else self.ranks == 1
+
     def one_process(self, launch: Site) -> bool:
         """Whether a launcher is called for a single process."""
+        if self.ranks == 1:
+            return True
         for word in ("nprocs", "num_processes", "cores"):
             if literal(argument(launch.call, word)) == 1:
                 return True
@@ -299,8 +311,7 @@ class NotebookIndex:
                     if any(site.cell is cell for site in self.sites.loads(name))
                     for function in self._named[name]
                 ]
-                alone = CORES.search(cell.lines[0]) is not None
-                programs.append(Program(cell, self._reached(called + named), alone))
+                programs.append(Program(cell, self._reached(called + named), self.alone(cell)))
         for site in self.launches:
             if not any(site in program for program in programs):
                 launched = self._reached(self.sites.launched(site.call))

@@ -36,23 +36,50 @@ def lint(
     *,
     rules: Collection[str] = RULES.keys(),
     backend: BackendName = "xla",
+    ranks: int | None = None,
+    own: bool = False,
 ) -> list[Finding]:
     """Return the findings in the order of the notebook; within a line, the most severe first.
 
-    Nothing is run or imported. If there is a train cell, the rules check the notebook as
-    `%%tpu_train` runs it; otherwise as its kernel runs it. Findings that `# tpunb: ignore[...]`
-    suppresses are left out. `held`: names whose values the kernel passes to the run. `rules`: the
-    ids of the rules that are run. `backend`: what the notebook trains with; rules of other backends
-    are not run.
+    Nothing is run or imported. If there are train cells, the rules check the notebook as
+    `%%tpu_train` runs each of them: what another train cell does is no evidence. Otherwise they
+    check it as its kernel runs it. Findings that `# tpunb: ignore[...]` suppresses are left out.
+
+    `held`: names whose values the kernel passes to the run. `rules`: the ids of the rules that are
+    run. `backend`: what the notebook trains with; rules of other backends are not run. `ranks`: the
+    number of ranks, if it is known. `own`: only findings about the snapshot's own train cell, and
+    about the cells that run before it.
     """
     rules = [name for name in RULES if name in rules and backend in RULES[name].backends]
+    cells = parse_cells(snapshot)
+    of_runs = [name for name in rules if not RULES[name].kernel]
     with _without_collector():
-        findings = _lint(parse_cells(snapshot), rules, backend, held, snapshot.train)
+        runs = _runs(cells, snapshot.train, own)
+        if runs == [cells]:
+            runs = []  # all are of the one run
+        whole = [name for name in rules if not runs or name not in of_runs]
+        found = _lint(cells, whole, backend, held, snapshot.train, ranks)
+        for run in runs:
+            known = _lint(run, of_runs, backend, held, snapshot.train, ranks)
+            found = {**known, **found} if run[-1].index != snapshot.train else {**found, **known}
+        if own:
+            others = {c.number for c in cells if c.part == "train" and c.index != snapshot.train}
+            found = {key: each for key, each in found.items() if each.cell not in others}
+        findings = [found[key] for key in sorted(found)]
         written = [cell for cell in snapshot.cells if _writes_module(cell)]
         for cell in written:
             findings += _lint_module(snapshot, cell, rules, backend)
-        numbers = {each.number: at for at, each in enumerate(parse_cells(snapshot))}
+        numbers = {each.number: at for at, each in enumerate(cells)}
     return sorted(findings, key=lambda f: numbers[f.cell or 0]) if written else findings
+
+
+def _runs(cells: list[ParsedCell], train: int | None, own: bool) -> list[list[ParsedCell]]:
+    """The cells of each run: a train cell and the prelude above it; with `own`, of one run."""
+    return [
+        [c for c in cells if c is end or (c.part == "prelude" and c.index < end.index)]
+        for end in cells
+        if end.part == "train" and (not own or end.index == train)
+    ]
 
 
 def _writes_module(cell: Cell) -> bool:
@@ -71,7 +98,8 @@ def _lint_module(
     source = re.sub(r"^(\s*)%%", r"\1# %%", cell.source, count=1)
     [number] = [each.number for each in parse_cells(snapshot) if each.index == cell.index]
     alone = replace(cell, source=source, index=0, number=number, tags=())
-    for finding in _lint(parse_cells(Snapshot((alone,), None, None, "a module")), rules, backend):
+    program = parse_cells(Snapshot((alone,), None, None, "a module"))
+    for _, finding in sorted(_lint(program, rules, backend).items()):
         yield replace(finding, certain=False)
 
 
@@ -93,8 +121,10 @@ def _lint(
     backend: BackendName,
     held: Container[str] = (),
     train: int | None = None,
-) -> list[Finding]:
-    notebook = NotebookIndex(cells, held, backend)
+    ranks: int | None = None,
+) -> dict[tuple[int, int, int, str, str], Finding]:
+    """Run rules on cells. The findings are keyed by cell, line, severity, rule and message."""
+    notebook = NotebookIndex(cells, held, backend, ranks)
     reachability = Reachability(notebook)
     suppressions = {cell.index: _read_suppressions(cell) for cell in cells}
     findings: dict[tuple[int, int, int, str, str], Finding] = {}
@@ -122,7 +152,7 @@ def _lint(
                     source=cell.lines[line - 1],
                 )
     notebook.close()
-    return [findings[key] for key in sorted(findings)]
+    return findings
 
 
 def _place(notebook: NotebookIndex, hit: Hit, train: int | None) -> tuple[bool, bool]:

@@ -64,7 +64,7 @@ class Rule:
     fix: str
     check: Check
     kernel: bool = False
-    """True if the rule also applies to cells that only the kernel runs, outside of any run."""
+    """True if the rule is about the whole notebook, also about cells outside of any run."""
     backends: Backends = ANY
     """The backends of whose notebooks it is true."""
     fixes: Mapping[BackendName, str] = field(default_factory=dict)

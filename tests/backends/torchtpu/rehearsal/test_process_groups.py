@@ -314,6 +314,47 @@ def test_dtensor_and_tensor_parallel(ranks: Ranks, device: str) -> None:
     ranks.values(sharded_tensors, 4, device)
 
 
+def random_tensors(seed: int) -> list[list[float]]:
+    _, world = rehearse_on("tpu")
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import rand as sharded_rand
+
+    mesh = dist.device_mesh.init_device_mesh("tpu", (world,))
+    rows = distribute_tensor(torch.ones(2 * world, 4, device="tpu"), mesh, [Shard(0)])
+    same = distribute_tensor(torch.ones(8, 4, device="tpu"), mesh, [Replicate()])
+    with torch.device("meta"):
+        deferred = model()
+    torch.manual_seed(seed)
+    fully_shard(deferred, mesh=mesh)
+    deferred.to_empty(device="tpu")
+    for layer in deferred[::2]:
+        layer.reset_parameters()  # type: ignore[operator]
+    made = [
+        rows.clone().normal_(),
+        rows.clone().normal_(),
+        rows.clone().uniform_(),
+        functional.dropout(rows.clone().normal_(), 0.5),
+        sharded_rand(2 * world, 4, device_mesh=mesh, placements=[Shard(0)]),
+        deferred[0].weight,  # type: ignore[list-item]
+    ]
+    found = [each.detach().full_tensor().cpu() for each in made]
+    for whole in found:
+        assert not torch.equal(*whole.chunk(2))  # each rank has its own part
+    found += [functional.dropout(same, 0.5).to_local().cpu(), torch.rand(4, device="tpu").cpu()]
+    return [whole.flatten().tolist() for whole in found]
+
+
+def test_random_numbers_of_dtensors(ranks: Ranks) -> None:
+    """Also where FSDP2 begins on the meta device: one tensor on all ranks, given by the seed."""
+    first, second = ranks.values(random_tensors, 2, 3)
+    assert first == second
+    assert first[0] != first[1]
+    assert ranks.values(random_tensors, 2, 3) == [first, first]
+    other = ranks.values(random_tensors, 2, 4)[0]
+    assert all(a != b for a, b in zip(first, other, strict=True))
+
+
 def checkpoint(device: str, folder: str, save: bool) -> list[list[float]]:
     _, world = rehearse_on(device)
     from torch.distributed import checkpoint

@@ -35,6 +35,9 @@ def test_state_can_be_kept() -> None:
     expected = torch.rand(2, device="tpu")
     torch.tpu.set_rng_state(state)
     assert torch.equal(torch.rand(2, device="tpu"), expected)
+    assert (state.dtype, state.numel()) == (torch.uint8, 16)  # as DTensor reads it
+    with pytest.raises(RuntimeError, match="RNG state is wrong size"):
+        torch.tpu.set_rng_state(torch.get_rng_state())
 
 
 def test_generators() -> None:

@@ -201,7 +201,8 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[A
     mask = torch.empty_like(values, dtype=torch.bool, device="cpu")
     if train is False:
         return to_tpu(values.clone()), bare_tpu(mask.fill_(True))
-    mask.bernoulli_(1 - p, generator=seeds.default_generator())
+    generator = seeds.default_generator()
+    generator.drew(mask.bernoulli_(1 - p, generator=generator.begin()))
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return to_tpu(values.mul(mask).mul_(scale)), bare_tpu(mask)
 

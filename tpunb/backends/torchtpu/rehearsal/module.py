@@ -244,12 +244,12 @@ class TpuModule(types.ModuleType):
 
     @_internal("random.initial_seed", since=(2, 13))
     def initial_seed(self) -> int:
-        return seeds.default_generator().initial_seed()  # type: ignore[no-any-return]
+        return seeds.default_generator().initial_seed()
 
     @_internal("random.get_rng_state", since=(2, 13))
     def get_rng_state(self, device: Any = _DEVICE) -> torch.Tensor:
         self._check_current(device)
-        return seeds.default_generator().get_state()  # type: ignore[no-any-return]
+        return seeds.default_generator().get_state()
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = _DEVICE) -> None:
         self._check_current(device)

@@ -128,6 +128,11 @@ def _of_the_data(test: ast.expr) -> bool:
     "one core diverges (torch_xla 2.9.0 core/xla_model.py: xm.reduce_gradients scales by 1 / world "
     "size, xm.all_reduce does not)",
     fix="write `xm.reduce_gradients(optimizer)`, or `scale=1 / xr.world_size()` in the all-reduce",
+    fixes=dict.fromkeys(
+        ("torchtpu", "torch"),
+        "divide them by `dist.get_world_size()` after the all-reduce, or wrap the model in "
+        "DistributedDataParallel",
+    ),
 )
 def _summed_gradients(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.calls_of(f"{XM}.all_reduce", "torch.distributed.all_reduce"):

@@ -55,13 +55,9 @@ def _is_cuda(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> bool
     what="`.cuda()`, `.to('cuda')`, calls of torch.cuda that need a GPU, and the backend nccl",
     why="there is no GPU on a TPU machine: RuntimeError, AssertionError or ValueError (each was "
     "called with torch 2.9.0 on a machine without a GPU)",
-    fix="write `.to(device)` with `device = torch_xla.device()`; check `torch.cuda.is_available()` "
-    "before code that needs a GPU",
+    fix="write `.to(device)` with `device = torch_xla.device()`",
     backends=TPUS,
-    fixes={
-        "torchtpu": "write `.to('tpu')`; check `torch.cuda.is_available()` before code that needs "
-        "a GPU"
-    },
+    fixes={"torchtpu": "write `.to('tpu')`"},
 )
 def _cuda_call(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.called.get("cuda", ()):

@@ -398,7 +398,8 @@ def _is_moved_later(notebook: NotebookIndex, model: str, optimizer: Site) -> boo
     moves = [
         site
         for site in notebook.called.get("to", ())
-        if owner(site) == model or model in notebook.names_of(site.node)
+        if (owner(site) == model or model in notebook.names_of(site.node))
+        and ("." in model or site.scope.find(model) is optimizer.scope.find(model))
     ]
     late = [
         site

@@ -113,6 +113,8 @@ RETIRED = "retired-name"
 )
 def _retired_name(notebook: NotebookIndex) -> Iterator[Hit]:
     for site, row in _uses(notebook):
+        if row.old.startswith("torch_xla") and notebook.backend != "xla":
+            continue  # it has no torch_xla at all
         if row.state == "missing" and not _for_old_releases(site):
             yield Hit(
                 site,

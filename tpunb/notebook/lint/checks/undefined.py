@@ -34,6 +34,7 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
     why="NameError when the line runs: on every core, perhaps at the end of the training "
     "(pyflakes, on the cells in the notebook's order)",
     fix="define or import it in a cell above",
+    kernel=True,
 )
 def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
     cells = [cell for cell in notebook.cells if cell.part != "kernel"]
