@@ -80,6 +80,8 @@ class Uploader:
         self._folders: set[str] = set()
         """Those that have been made, where the file system has folders."""
         self._files = 0
+        self._connected: tuple[Any, str] | None = None
+        """The file system, and the folder in it; made anew after a failure."""
         self.answered = clock()
         """When the bucket last answered, or was not asked."""
 
@@ -107,10 +109,12 @@ class Uploader:
             del self._copied[name]
 
     def _connect(self) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs
+        if self._connected is None:
+            from fsspec.core import url_to_fs
 
-        system, place = url_to_fs(self._url)
-        return system, place.rstrip("/")
+            system, place = url_to_fs(self._url, skip_instance_cache=True)
+            self._connected = system, place.rstrip("/")
+        return self._connected
 
     def _put(self, name: str) -> None:
         system, place = self._connect()
@@ -144,6 +148,7 @@ class Uploader:
                     self._save_state(done=True)
                     return True
             except Exception as error:  # each library has errors of its own
+                self._connected = None
                 failing_since = began if failing_since is None else failing_since
                 problem = f"{type(error).__name__}: {error}".rstrip(": ")[:500]
                 self._save_state(problem)
