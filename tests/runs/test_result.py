@@ -148,6 +148,8 @@ def test_result_text_of_ranks_with_different_models(tmp_path: Path) -> None:
     assert found.remarks()[0] in found.explain()
     written = json.loads(json.dumps(found.to_json()))
     assert RunResult.from_json(written, tmp_path).different_models == different
+    written["different_models"]["cause"] = "not_averaged"  # of an older version
+    assert RunResult.from_json(written, tmp_path).different_models is None
     missing = replace(found, returns_failed={"w": "no such name"})
     assert missing.lacks() == ", but w was not returned and the ranks trained different models"
     intended = replace(found, different_models=replace(different, cause=ModelsCause.PARTS))

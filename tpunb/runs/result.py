@@ -459,6 +459,10 @@ class RunResult(Printable):
             raise ValueError("not a RunResult")
         values = {name: data[name] for name in data if name not in ("returns", "cost")}
         values["failures"] = [records.build(Failure, each) for each in data["failures"]]
+        try:
+            records.convert(DifferentModels | None, values.get("different_models"))
+        except ValueError:  # of an older version, which told other causes
+            values["different_models"] = None
         result = records.build(cls, {**values, "dir": folder})
         plausible = 0 < result.world_size <= MOST_RANKS and result.attempts <= _MOST_ATTEMPTS
         if not plausible or result.state.active:
