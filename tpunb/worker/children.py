@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from tpunb.utils.files import read_text
 from tpunb.worker import cells, figures, replay, stdio
 
 _MAIN = str(Path(__file__).with_name("child_main.py"))
-_TITLE = re.compile(r"# %% (?:\[|cell \S+(?P<train>, on (?:every|all) cores?)?)")
+_TITLE = re.compile(r"# %% (?:\[|cell [^\s,]+(?P<train>, on (?:every|all) cores?)?)")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -90,6 +91,8 @@ def _prepare(spec: RunSpec, fail: Callable[[Exception], None]) -> None:
     numbers = {name.lower(): int(os.environ[name]) for name in names}
     figures.follow_figures()
     backend, device = current.backend(), current.device()
+    for module in {*backend.modules} - {"torch._dynamo"}:  # which takes 2 s, for optimizers only
+        importlib.import_module(module)
     backend.warm(device)
     backend.prepare(RankSetup(device, **numbers, spmd=spec.spmd))
     launchers.redirect_launchers(numbers["rank"], report=fail)
