@@ -27,7 +27,8 @@ from tpunb.utils.files import read_text
 from tpunb.worker import cells, figures, replay, stdio
 
 _MAIN = str(Path(__file__).with_name("child_main.py"))
-_TITLE = re.compile(r"# %% (?:\[|cell [^\s,]+(?P<train>, on (?:every|all) cores?)?)")
+_TITLE = re.compile(r"# %% (?:\[|cell [^\s,]+(?P<train>,)?)")
+"""The title of a cell in an exported script; that of a train cell says more after a comma."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
