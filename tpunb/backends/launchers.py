@@ -30,6 +30,7 @@ from tpunb.utils.patching import Replacements
 _active: list[_Replacement] = []
 _repeating = False
 _SPAWN, _ELASTIC = "torch.multiprocessing.spawn", "torch.distributed.launcher.api"
+_SHARED = "TORCHELASTIC_USE_AGENT_STORE"
 _SHELLS, _TEXT = ("sh", "bash", "dash", "zsh"), ("-c", "-lc", "-ec")
 _BEFORE = re.compile(
     r"[;&|()]+|(?:env|exec|nice|nohup|numactl|stdbuf|sudo|taskset|time|timeout|python[\d.]*)|-.*"
@@ -149,19 +150,16 @@ def start_group(*args: Any, **options: Any) -> None:
         dist = sys.modules["torch.distributed"]
         if dist.is_initialized() and dist.get_backend() == "fake":
             dist.destroy_process_group()
-    method = str(given.get("init_method") or "env://")
-    with contextlib.ExitStack() as undo:
-        if method.startswith("tcp:") or os.environ.get("MASTER_PORT") != rank.port:
-            _serve_store(undo)
+    # torch elastic serves the store at its own port only: at any other, rank 0 has to.
+    place = str(given.get("init_method") or "env://")
+    address = os.environ.get("MASTER_PORT", "") if place == "env://" else place
+    shared = os.environ.get(_SHARED)
+    if shared and place[:4] in ("env:", "tcp:") and str(rank.port) not in address:
+        os.environ[_SHARED] = "False"
+    try:
         return rank.start(*args, **options)
-
-
-def _serve_store(undo: contextlib.ExitStack) -> None:
-    """Have rank 0 serve the store, as torch elastic does at its own port only."""
-    name = "TORCHELASTIC_USE_AGENT_STORE"
-    if name in os.environ:
-        undo.callback(os.environ.update, {name: os.environ[name]})
-        os.environ[name] = "False"
+    finally:
+        os.environ.update({_SHARED: shared} if shared else {})
 
 
 def _stack() -> TracebackType | None:
@@ -231,7 +229,6 @@ class _Replacement:
         self.start: Callable[..., None]
         """torch's own `init_process_group`."""
         self._noted: set[str] = set()
-        commands = {"os": self._replace_system, "subprocess": self._replace_popen}
         of_torch = {_SPAWN: self._replace_mp_spawn, _ELASTIC: self._replace_elastic}
         self._names = Replacements(
             {
@@ -241,7 +238,7 @@ class _Replacement:
                     module.notebook_launcher, _notebook_launcher
                 ),
                 "torch.distributed.distributed_c10d": self._replace_init,
-                **(commands if self.world > 1 else {}),
+                **({"subprocess": self._replace_commands} if self.world > 1 else {}),
                 **(of_torch if spawn else {}),
                 **self._lightning(),
             }
@@ -319,25 +316,20 @@ class _Replacement:
         self._names.set(function, "__signature__", inspect.signature(function))
         self._replace_code(function, _init_process_group)
 
-    def _replace_popen(self, subprocess: ModuleType) -> None:
-        original = subprocess.Popen.__init__
+    def _replace_commands(self, subprocess: ModuleType) -> None:
+        popen, system = subprocess.Popen.__init__, os.system
 
-        @functools.wraps(original)
-        def init(popen: object, args: Any, *more: Any, **options: Any) -> None:
+        @functools.wraps(popen)
+        def init(process: object, args: Any, *more: Any, **options: Any) -> None:
             _refuse_command(args, options.get("shell", False))
-            original(popen, args, *more, **options)
+            popen(process, args, *more, **options)
+
+        def in_shell(command: Any) -> int:
+            _refuse_command(command, shell=True)
+            return system(command)
 
         self._names.set(subprocess.Popen, "__init__", init)
-
-    def _replace_system(self, module: ModuleType) -> None:
-        original = module.system
-
-        def system(command: Any) -> int:
-            _refuse_command(command, shell=True)
-            result: int = original(command)
-            return result
-
-        self._names.set(module, "system", system)
+        self._names.set(os, "system", in_shell)
 
     def _replace_code(self, original: FunctionType, here: Any) -> None:
         """Replace a function's code, because libraries and the user hold the function itself."""
