@@ -14,6 +14,7 @@ TpunbError
 │   ├─ RunTimeoutError
 │   └─ RunInterruptedError
 ├─ SpmdError              also a RuntimeError
+├─ LaunchError            also a RuntimeError
 ├─ CollectiveError        in a rehearsal
 │   ├─ MismatchError
 │   ├─ DeadlockError
@@ -51,6 +52,7 @@ from tpunb.utils.errors import (
     DataError,
     DeviceBusyError,
     HandoffError,
+    LaunchError,
     MissingPackageError,
     SetupError,
     TpunbError,
@@ -65,6 +67,7 @@ __all__ = [
     "DeviceBusyError",
     "HandoffError",
     "HostsError",
+    "LaunchError",
     "LintError",
     "MismatchError",
     "MissingPackageError",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +107,39 @@ def test_notebook_launcher_imported_before(ranks: Ranks) -> None:
     assert [end.error for end in ended] == ["", ""]
     assert ended[0].value == [(1, 2), (1, 2), (1, 2), "x"]
     assert ended[0].output == "num_processes=8 is ignored: 2 ranks run\n"
+
+
+COMMANDS = (
+    "torchrun t.py",
+    "CUDA_VISIBLE_DEVICES=0,1 /a/bin/accelerate launch t.py",
+    "cd x; time torchrun t.py 2>&1 | tee log",
+    "python3 -u -m torch.distributed.launch t.py",
+    "echo a\nnohup timeout 60 (deepspeed x) &",
+    ["bash", "-c", "cd x && torchrun t.py"],
+    [sys.executable, b"-m", "torch.distributed.run", "t.py"],
+    [sys.executable, Path("/a/bin/torchrun"), "t.py"],
+)
+OTHERS = (
+    "git commit -m 'a; torchrun b'",
+    "which torchrun; pip show deepspeed; accelerate config",
+    "python train.py # torchrun\n# torchrun x\necho 'unbalanced",
+    ["git", "commit", "-m", "torchrun"],
+    Path("/bin/ls"),
+    "",
+)
+
+
+def test_commands_that_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpunb.backends import launchers
+    from tpunb.utils.errors import LaunchError
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with launchers.calling_here(0):
+        for command in COMMANDS:
+            with pytest.raises(LaunchError, match="from each of the 2 ranks"):
+                subprocess.Popen(command, shell=isinstance(command, str))
+        for command in OTHERS:
+            launchers._refuse_command(command, isinstance(command, str))
 
 
 def test_a_failed_block_restores_as_well() -> None:

@@ -24,6 +24,13 @@ class SetupError(TpunbError):
     """This machine or environment cannot run what was requested."""
 
 
+NO_INPUT = (
+    "cannot ask the user in a run: assign the value, or put it into os.environ in a cell tagged "
+    "tpu-skip (a run has the kernel's environment)"
+)
+"""What follows the name of a function that asks."""
+
+
 class DeviceBusyError(SetupError):
     """The TPU is in use. `holder` names the process or run that uses it, `fix` the remedy."""
 
@@ -60,6 +67,10 @@ class MissingPackageError(SetupError):
         return (
             f"{self.package} is needed for {self.needed_for} and is not installed: {self.install}"
         )
+
+
+class LaunchError(TpunbError, RuntimeError):
+    """A rank of several starts processes as ranks, which are processes already."""
 
 
 class HandoffError(TpunbError):

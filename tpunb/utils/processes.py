@@ -19,6 +19,9 @@ from dataclasses import dataclass
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+spawned_by_rank = False
+"""True in a process that a rank has started by multiprocessing's spawn or forkserver."""
+
 
 @dataclass(frozen=True)
 class Process:

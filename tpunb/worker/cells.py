@@ -45,9 +45,10 @@ _PEER_LOST = (PeerLostError, WaitedTooLongError, CollectiveError)
 """Errors that ranks raise because another rank is missing."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _STANDARD = f"{Path(contextlib.__file__).parent}{os.sep}"
-_FUTURE = 0
+FUTURE = 0
+"""All flags of `from __future__` imports."""
 for _name in __future__.all_feature_names:
-    _FUTURE |= getattr(__future__, _name).compiler_flag
+    FUTURE |= getattr(__future__, _name).compiler_flag
 
 
 class Cells:
@@ -147,7 +148,7 @@ class Cells:
                 compile(source, path, "exec", flags=only, dont_inherit=True)
             )
         code: CodeType = compile(tree, path, "exec", flags=self._flags, dont_inherit=True)
-        self._flags |= code.co_flags & _FUTURE
+        self._flags |= code.co_flags & FUTURE
         return code
 
 
@@ -160,8 +161,9 @@ def describe_error(error: BaseException, run: RunDir, spec: RunSpec) -> dict[str
     cell = line = column = None
     for frame in _frames(error.__traceback__, lines):
         if frame.filename in lines and frame.lineno is not None:
-            cell, line = lines.locate(frame.filename, frame.lineno)
-            column = _column(frame)
+            found = lines.locate(frame.filename, frame.lineno)
+            if found[0] is not None:  # not in the script's header, which a `!` line calls
+                (cell, line), column = found, _column(frame)
     if isinstance(error, SyntaxError) and error.filename in lines and error.lineno:
         cell, line = lines.locate(error.filename or "", error.lineno)
         column = (error.offset or 1) - 1

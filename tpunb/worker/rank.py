@@ -26,6 +26,7 @@ from tpunb.runs.spec import PhaseKind, RunSpec
 from tpunb.utils import descriptors, files, processes
 from tpunb.worker import (
     cells,
+    children,
     figures,
     fork_safety,
     returns,
@@ -139,7 +140,8 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
         stepped_models.watch(groups=backend.name != "xla")
     if task.rank == 0:
         untied.report_to(lambda line: task.run.emit(Note(line)))
-    launchers.redirect_launchers(task.rank)
+    launchers.redirect_launchers(task.rank, report=partial(_fail, task=task))
+    children.leave_out_train_cell()
     rich_progress.follow_rich_bars()
     random.setstate(task.random)  # a fork reseeds this generator, unlike numpy's and torch's
     task.cells.become_main()
@@ -240,11 +242,16 @@ def _replicate_prelude(task: Assignment) -> None:
 def _report_error(error: BaseException, task: Assignment) -> None:
     """Describe the error in error.json and on the rank's standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop is too late to matter
+    _fail(error, task)
+    if not isinstance(error, KeyboardInterrupt):
+        cells.print_error(error, task.run, task.spec)
+
+
+def _fail(error: BaseException, task: Assignment) -> None:
+    """Let the run fail with this error, also from a process that the cell has forked."""
     task.mark.fail(
         cells.describe_error(error, task.run, task.spec), task.run.error(task.attempt, task.rank)
     )
-    if not isinstance(error, KeyboardInterrupt):
-        cells.print_error(error, task.run, task.spec)
 
 
 def _report_error_of_fork(error: BaseException, task: Assignment) -> None:

@@ -63,11 +63,15 @@ class RankMark:
             self._memory[self._offset] = RankEnd.FINISHED
 
     def fail(self, description: dict[str, Any], file: Path) -> None:
-        """Write the description of this rank's failure to its error.json; only the first counts."""
+        """Write the description of this rank's failure to its error.json; only the first counts.
+
+        A child process that was not forked may have written it.
+        """
         if self.read() is RankEnd.FAILED:
             return
         try:
-            write_json(file, description)
+            if not file.exists():
+                write_json(file, description)
         except OSError:  # no descriptor left, a file size limit, a full disk: the runner tries
             self._keep(description)
         self._memory[self._offset] = RankEnd.FAILED

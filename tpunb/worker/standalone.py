@@ -7,6 +7,7 @@ without rehearsal.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from tpunb.backends import current, launchers
@@ -15,8 +16,9 @@ from tpunb.backends.choice import is_installed
 from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.backends.xla import device
 from tpunb.runs.spec import BackendName, Device
-from tpunb.utils import addresses, env_vars, one_rank
+from tpunb.utils import addresses, env_vars, one_rank, processes
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
+from tpunb.worker import children
 
 
 def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
@@ -42,6 +44,11 @@ def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
         _prepare_xla(spmd)
     else:
         _prepare_torch(backend)
+    if not processes.spawned_by_rank:
+        os.environ[env_vars.SCRIPT] = os.path.abspath(
+            getattr(sys.modules["__main__"], "__file__", "")
+        )
+        children.leave_out_train_cell()
     launchers.redirect_launchers(int(os.environ.get("RANK", "0")), spawn=_under_torchrun())
 
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
+
+from tpunb.utils.errors import NO_INPUT
+
+
+class _NoInput(io.TextIOWrapper):
+    """The standard input of a run, which `input` and `getpass.getpass` read."""
+
+    def readline(self, size: int = -1, /) -> NoReturn:  # type: ignore[override]
+        raise EOFError(f"input() {NO_INPUT}")
 
 
 def redirect_output(stdout: Path, stderr: Path) -> None:
@@ -22,6 +33,9 @@ def redirect_output(stdout: Path, stderr: Path) -> None:
     _replace(2, os.open(stderr, flags, 0o600))
     # The fork server's own stream objects use the same descriptors. They are replaced unless the
     # user's code has put others in their place.
+    if sys.stdin is sys.__stdin__:
+        stdin = open(0, "rb", closefd=False)  # noqa: SIM115
+        sys.stdin = sys.__stdin__ = _NoInput(stdin)  # type: ignore[misc]
     for name, fd in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
             stream = open(  # noqa: SIM115 (as long as the process)

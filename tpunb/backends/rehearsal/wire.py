@@ -30,6 +30,7 @@ from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.rehearsal.stats import collective_stats, size_of
 from tpunb.backends.rehearsal.waiting import Connections, WaitTimes
 from tpunb.runs import heartbeat
+from tpunb.utils import processes
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
@@ -180,8 +181,8 @@ class Wire:
 
     @property
     def in_child(self) -> bool:
-        """True in a process that this rank has forked."""
-        return os.getpid() != self._pid
+        """True in a process that this rank has started."""
+        return os.getpid() != self._pid or processes.spawned_by_rank
 
     def leave(self) -> None:
         """Publish that this rank has left the train cell, so that no rank in it waits for it."""

@@ -662,7 +662,7 @@ def write_titles(conversion: Conversion) -> None:
 
 def _title(cell: Any, spmd: bool) -> str:
     title = f"# %% cell {cell.metadata.number}"
-    if cell.metadata.role == "train":
+    if cell.metadata.trains:
         title += ", on all cores" if spmd else ", on every core"
     if cell.metadata.tags:
         quoted = ", ".join('"{}"'.format(tag.replace('"', "'")) for tag in cell.metadata.tags)

@@ -16,6 +16,7 @@ from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
 from tpunb.notebook.scopes import imported, scopes_of
+from tpunb.utils.errors import NO_INPUT
 
 COLAB = "google.colab"
 MODULES = ("auth", "data_table", "drive", "files", "output", "runtime", "userdata")
@@ -30,10 +31,6 @@ ASKING = {
 }
 """Other functions that ask the user. The logins save their token in a file."""
 
-_ASSIGN = (
-    "assign the value, or put it into os.environ in a cell tagged tpu-skip (a run has the "
-    "kernel's environment)"
-)
 _WORDS = re.compile(r"google\.colab|\bchdir\b|\binput\s*\(|getpass|login\s*\(")
 
 
@@ -72,9 +69,8 @@ class FrontEndNames:
         for site in scopes_of(statements.parse_cell(source, number)).calls:
             node = site.call
             if site.ends_cell() and self.asks(node):
-                what = f"{ast.unparse(node.func)}() cannot ask the user in a run"
                 line = source.split("\n")[node.lineno - 1]
-                reason = f"{what}: {_ASSIGN}, {statements.SKIP}"
+                reason = f"{ast.unparse(node.func)}() {NO_INPUT}, {statements.SKIP}"
                 raise ConversionError(reason, number, node.lineno, line)
 
     def dotted(self, node: ast.AST) -> str:
