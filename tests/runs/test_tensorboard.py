@@ -81,6 +81,14 @@ def test_one_curve_for_all_ranks_reduced_as_asked(tmp_path: Path) -> None:
     assert [event.wall_time for event in found.Scalars("loss")] == [100.0, 100.0, 200.0]
 
 
+def test_a_loss_that_is_not_finite_is_written_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(RunDir(tmp_path), 1, [Metric(0, 1, {"loss/a b": float("inf")})])
+    assert curves(tmp_path) == {"loss/a b": [(1, float("inf"))]}
+    assert caplog.text == ""
+
+
 def test_steps_that_a_retry_repeats_count_once(tmp_path: Path) -> None:
     metrics = [Metric(0, step, {"loss": 1.0}) for step in range(5)]
     metrics += [Metric(0, step, {"loss": 2.0}, attempt=1) for step in range(3, 7)]

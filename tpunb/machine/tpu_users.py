@@ -5,6 +5,7 @@ Opens no device file itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -137,7 +138,9 @@ def _open_files(pid: int) -> Iterator[str]:
 
 def _describe(pid: int, held: list[str], above: set[int]) -> TpuUser:
     command = _read(pid, "cmdline").replace("\0", " ").strip()
-    user = user_name((_PROC / str(pid)).stat().st_uid) if (_PROC / str(pid)).exists() else "?"
+    user = "?"
+    with contextlib.suppress(FileNotFoundError):  # it has just ended
+        user = user_name((_PROC / str(pid)).stat().st_uid)
     for path in held:
         match = _OF_A_RUN.fullmatch(path)
         if match is not None and (folder := RunDir(match.group(1))).spec.exists():

@@ -156,8 +156,10 @@ class _EventFile:
         self._write_event(time, step=step, session_log=SessionLog(status=SessionLog.START))
 
     def _add(self, points: list[Point]) -> None:
-        from tensorboardX.summary import scalar
+        from tensorboardX.proto.summary_pb2 import Summary
 
         for point in points:
-            summary = scalar(point.name, point.value)
+            # tensorboardX's `scalar` logs a warning for each value that is not finite.
+            value = Summary.Value(tag=point.name.lstrip("/"), simple_value=point.value)
+            summary = Summary(value=[value])
             self._write_event(point.time, step=point.step, summary=summary)

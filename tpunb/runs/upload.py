@@ -81,7 +81,7 @@ class Uploader:
         """Those that have been made, where the file system has folders."""
         self._files = 0
         self._connected: tuple[Any, str] | None = None
-        """The file system, and the folder in it; made anew after a failure."""
+        """The file system, and the folder in it; made again after a failure."""
         self.answered = clock()
         """When the bucket last answered, or was not asked."""
 
