@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
@@ -13,7 +14,7 @@ from tpunb.kernel import cost
 from tpunb.kernel.options import TrainOptions
 from tpunb.kernel.prepare import refuse_unsupported
 from tpunb.places.config import PlaceConfig, SshSettings
-from tpunb.places.jobset import JobSetTarget
+from tpunb.places.hosts_target import HostsTarget
 from tpunb.places.target import Estimate
 from tpunb.runs.spec import Price
 from tpunb.utils.errors import TpunbError
@@ -22,7 +23,7 @@ PRICE = Price(10.0, "v6e-16", "2026-11-21", "a catalogue")
 
 
 @dataclass(frozen=True)
-class Target(JobSetTarget):
+class Target(HostsTarget):
     said: Estimate = field(default_factory=Estimate)
     limits: Mapping[str, str] = field(default_factory=dict)
 
@@ -38,7 +39,8 @@ class Target(JobSetTarget):
 def target(ask_above: float | None, estimate: Estimate, **limits: str) -> Target:
     settings = SshSettings(hosts=("h0",), ask_above=ask_above)
     place = PlaceConfig("pod", "ssh", Path("places.toml"), settings)
-    return Target(place, "run", said=estimate, limits=limits)
+    report: Any = None
+    return Target(place, report, ("h0",), Path(), Path(), said=estimate, limits=limits)
 
 
 class Asked:
@@ -72,19 +74,6 @@ def test_cost_question_above_the_limit_of_the_place(
     assert bool(asked.prompts) is asks
     cost.confirm(target(ask_above, estimate), replace(options, yes=True), asked)
     assert len(asked.prompts) == asks
-
-
-def test_cost_question_for_many_runs_together() -> None:
-    """Each alone would start without a question."""
-    found, options = target(20.0, Estimate(PRICE)), TrainOptions(timeout=3600.0)
-    for runs, asks in ((0, False), (1, False), (2, False), (3, True)):
-        asked = Asked("y")
-        cost.confirm(found, options, asked, runs=runs)
-        assert bool(asked.prompts) is asks
-    assert asked.prompts[0].endswith(
-        "All 3 runs together may cost more than $20.00 (ask_above of [places.pod]). "
-        "Start them? [y/N] "
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ The table in docs/places.md is this.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -23,11 +22,10 @@ from nbformat import v4
 
 from tests.drivers.kaggle import kaggle_project
 from tests.drivers.nodes import until
-from tests.drivers.places import gke_table, tpunb, write_places
+from tests.drivers.places import tpunb, write_places
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.drivers.trainings import PRELUDE
 from tests.drivers.trainings import TRAIN as STEPS
-from tests.fakes.cluster import Cluster
 from tests.fakes.hosts import why_refused
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.result import RunResult
@@ -46,7 +44,6 @@ print("trained", flush=True)
 PLACES: Mapping[str, tuple[int, int]] = {
     "ssh": (2, 2),
     "gcloud": (2, 2),
-    "jobset": (1, 4),
     "kaggle": (1, 2),
 }
 """Hosts and ranks, by kind of place."""
@@ -56,24 +53,16 @@ class Everywhere:
     """A project with a place of each kind, and all stand-ins."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        made = [folder / name for name in ("pod", "cluster", "kaggle", "project")]
+        made = [folder / name for name in ("pod", "kaggle", "project")]
         for each in made:
             each.mkdir()
         self.pod: ReachedPod = stack.enter_context(reached_pod(2, made[0]))
         self.pod.set_cloud(
             {"tpu": {"mine": {"zone": "z-a", "state": "READY", "hosts": ["h0", "h1"]}}}
         )
-        self.cluster: Cluster = stack.enter_context(Cluster(made[1] / "c", tpunb=("-m", "tpunb")))
-        kaggle = stack.enter_context(kaggle_project(made[2]))
-        self.folder = made[3]
-        environments = [self.pod.environment(), self.cluster.environment()]
-        path = os.pathsep.join(
-            dict.fromkeys(each["PATH"].split(os.pathsep)[0] for each in environments)
-        )
-        self.env = kaggle.environment()
-        for each in environments:
-            self.env |= each
-        self.env |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
+        kaggle = stack.enter_context(kaggle_project(made[1]))
+        self.folder = made[2]
+        self.env = {**kaggle.environment(), **self.pod.environment(), "HOME": str(folder)}
         cells = [v4.new_code_cell(PRELUDE), v4.new_code_cell(TRAIN)]
         nbformat.write(v4.new_notebook(cells=cells), str(self.folder / "nb.ipynb"))
         hosts = {"python": sys.executable, "cores": 1}
@@ -81,7 +70,6 @@ class Everywhere:
             self.folder,
             ssh={"kind": "ssh", "hosts": self.pod.names, **hosts},
             gcloud={"kind": "gcloud-tpu", "name": "mine", "zone": "z-a", **hosts},
-            jobset=gke_table(topology="2x2"),
             kaggle={"kind": "kaggle", "accelerator": "", "cores": 2},
         )
 
@@ -137,7 +125,7 @@ def test_same_notebook_gives_the_same_numbers_at_every_place(
     assert returned == {"weights": pytest.approx(expected["weights"], abs=1e-6)}
     assert run.log.read_text().count("] trained") == ranks
     assert forms_of(run, result) == FORM
-    until(lambda: not left(everywhere))
+    until(lambda: not everywhere.pod.left())
 
 
 FORM = {
@@ -151,8 +139,3 @@ def forms_of(run: RunDir, result: RunResult) -> set[str]:
     """Of that, what this one has."""
     assert RunResult.from_json(result.to_json(), run.path) == result
     return {path.name for path in run.path.iterdir()} & FORM
-
-
-def left(everywhere: Everywhere) -> list[object]:
-    """What still runs at any place."""
-    return [*everywhere.pod.left(), *everywhere.cluster.left()]

@@ -22,17 +22,10 @@ QUOTA = Price(1.0, "TPU v5e-8", "2026-11-23", "the place", unit="TPU hours")
             ["the cost is not known: no node is there"],
         ),
         (
-            Estimate(DOLLARS, notes=("queue team: 2 workloads wait",)),
+            Estimate(DOLLARS, notes=("without an accelerator",)),
             None,
             None,
-            [f"{DOLLARS}; no limit without --timeout", "queue team: 2 workloads wait"],
-        ),
-        # --timeout starts again with each of JobSet's restarts.
-        (
-            Estimate(DOLLARS, starts=3),
-            1800.0,
-            15.0,
-            [f"{DOLLARS}; at most $15.00, in 1 h 30 min"],
+            [f"{DOLLARS}; no limit without --timeout", "without an accelerator"],
         ),
         (Estimate(DOLLARS), 1800.0, 5.0, [f"{DOLLARS}; at most $5.00, in 30 min 00 s"]),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from IPython.core.error import UsageError
 from IPython.utils.text import DollarFormatter
 
+from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
 from tpunb.kernel import cost, pipeline
@@ -29,10 +29,11 @@ from tpunb.kernel.launcher import (
 from tpunb.kernel.options import TRAIN, TrainOptions
 from tpunb.kernel.prepare import prepare, refuse_unsupported
 from tpunb.machine import machine
-from tpunb.notebook.convert import earlier_values, redaction
+from tpunb.notebook.convert import redaction
+from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
-from tpunb.notebook.models import Snapshot
+from tpunb.notebook.models import Export, Snapshot
 from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
 from tpunb.places import jobset, kinds, mirror
 from tpunb.places.config import JobSetSettings, find_place
@@ -41,6 +42,7 @@ from tpunb.runs import directory, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.spec import RunState, Stop, StopOrigin
+from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.text import parse_ranks
@@ -107,36 +109,45 @@ def _ask(prompt: str) -> str:
 def print_manifest(
     notebook: Path, cell: str | None, parameters: Mapping[str, str], place: str
 ) -> int:
-    """Print the Kubernetes objects that run the notebook's train cell at a place of kind "jobset".
+    """Print the Kubernetes objects that run the notebook up to its train cell in a cluster.
 
-    Nothing is started, and no local run folder is created.
+    `place`: of kind "jobset". Nothing is started, and no local run folder is created.
     """
     config = find_place(place, Path.cwd())
-    if not isinstance(config.settings, JobSetSettings):
+    if not isinstance(settings := config.settings, JobSetSettings):
         raise TpunbError(f'--manifest: place {place} is of kind "{config.kind}", not "jobset"')
     snapshot = _load(notebook, cell, parameters)
-    options = replace(_options(snapshot), on=place)
-    name = jobset.name_run(options.name or snapshot.name, config)
-    target = jobset.JobSetTarget(config, name)
-    request = _prepare(snapshot, options, target, Path.cwd() / "runs")
-    request.raise_for_lint()
-    script = request.notebook.script
-    if earlier := earlier_values.runs_read(script.text):
+    options = _options(snapshot)
+    choice = _backend(snapshot)
+    backend = choice.backend
+    pipeline.prepare_file(snapshot, replicate=False, backend=backend).raise_for_lint(2)
+    ranks = settings.slice.hosts * jobset.ranks_of_host(settings, backend)
+    if options.cores not in (None, "all", ranks):
         raise TpunbError(
-            f"the train cell reads values of earlier runs ({', '.join(map(str, earlier))}), which "
-            "a manifest cannot contain"
+            f"--cores {options.cores}: place {place} has {ranks}, which start together"
         )
-    if options.returns:
-        raise TpunbError(
-            "--manifest with --returns: the values would stay in the pods; remove --returns, and "
-            "save the values to a bucket"
-        )
-    spec = request.spec(name)
+    for name in ("returns", "profile"):
+        if getattr(options, name):
+            raise TpunbError(f"--{name}: it would stay in the pods; save to a bucket instead")
+    variables = dict(options.env)
+    if options.resume is not None:
+        if "://" not in options.resume:
+            raise TpunbError(f"--resume {options.resume}: give the URL of the checkpoints")
+        variables[env_vars.RESUME] = options.resume
+    script = convert(snapshot, export=Export.WITH_SETUP)
     text = jobset.write_manifest(
-        target, spec, script.text, request.remote_env(name), secrets.token_hex(32)
+        config,
+        jobset.name_run(options.name or snapshot.name, settings),
+        script.text,
+        variables,
+        backend=backend,
+        spmd=script.spmd is not None,
+        grace=options.grace,
+        restarts=options.retries,
+        timeout=options.timeout,
     )
     print(text, end="")
-    for note in request.notes(spec):
+    for note in (choice, *script.requirements):
         print(f"tpunb: {note}", file=sys.stderr)
     return 0
 
@@ -220,18 +231,22 @@ def _options(snapshot: Snapshot) -> TrainOptions:
         raise TpunbError(str(error)) from None
 
 
+def _backend(snapshot: Snapshot) -> BackendChoice:
+    code = [(cell.number, cell.source) for cell in snapshot.cells if cell.kind == "code"]
+    return choose_for(None, code)
+
+
 def _prepare(
     snapshot: Snapshot, options: TrainOptions, target: Target, runs: Path
 ) -> pipeline.RunRequest:
-    code = [(cell.number, cell.source) for cell in snapshot.cells if cell.kind == "code"]
-    backend = choose_for(None, code).backend
+    backend = _backend(snapshot).backend
     here = machine.detect_machine(os.environ).with_backend(backend)
 
-    def convert() -> pipeline.PreparedNotebook:
+    def prepared() -> pipeline.PreparedNotebook:
         return pipeline.prepare_file(snapshot, replicate=options.replicate, backend=backend)
 
     try:
-        return prepare(convert, target, options, here, runs)
+        return prepare(prepared, target, options, here, runs)
     except UsageError as error:
         raise TpunbError(str(error)) from None
 

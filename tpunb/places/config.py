@@ -42,9 +42,8 @@ ports of torch_xla's ranks."""
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of every kind of place."""
+    """Settings of a place."""
 
-    port: int = PORT
     checkpoints: str = ""
     """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
     ask_above: float | None = None
@@ -66,6 +65,7 @@ class HostSettings(Settings):
     """Whether the hosts' packages are only compared with the local ones, or installed with uv."""
     cores: int | None = None
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
+    port: int = PORT
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class GcloudMigSettings(GcloudTpuSettings):
 
 @dataclass(frozen=True)
 class JobSetSettings(Settings):
-    """`kind = "jobset"`: pods of a Kubernetes cluster with TPUs, one for each host of a slice."""
+    """`kind = "jobset"`: a Kubernetes cluster with TPUs, for `tpunb submit --manifest`."""
 
     accelerator: str = ""
     """'v6e': one of `slices.ACCELERATORS`."""
     topology: str = ""
     """'4x4': chips along each side."""
     image: str = ""
-    """Container image with tpunb, torch, torch_xla and the notebook's other packages."""
+    """Container image with tpunb, torch, torch_xla or torch_tpu, and the notebook's packages."""
     chips_per_host: int | None = None
     """Needed if the topology leaves a choice; None: 4, or 1 for a single chip."""
     namespace: str = ""
@@ -112,12 +112,6 @@ class JobSetSettings(Settings):
     """Kueue's LocalQueue; without one the pods start as soon as the cluster has room."""
     service_account: str = ""
     """Kubernetes service account of the pods, for access to a bucket."""
-    restarts: int = 0
-    """How often JobSet starts all pods again after a pod has failed."""
-    context: str = ""
-    """kubectl's context; '': the current one."""
-    wait: float = 3600.0
-    """Seconds that a run may wait for its pods to begin before it is abandoned."""
 
     @property
     def slice(self) -> Slice:
@@ -380,10 +374,6 @@ def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:
             return key, ": a name in Kubernetes consists of lower-case letters, digits and dashes"
     if re.search(r"\s", settings.image):
         return "image", ": an image's name must not contain spaces"
-    if settings.restarts < 0:
-        return "restarts", ": write 0 or more"
-    if settings.wait <= 0:
-        return "wait", ": write more than 0 seconds"
     return None
 
 

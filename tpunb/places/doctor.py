@@ -62,7 +62,7 @@ def _reach_problems(
     if several and report.rendezvous_port() is None:
         yield (
             report.names[0],
-            f"no port is free for the rendezvous, from {place.settings.port} on: name another "
+            f"no port is free for the rendezvous, from {place.host_settings.port} on: name another "
             f"`port` in [places.{place.name}]",
         )
     for source, target, ports in unreached:

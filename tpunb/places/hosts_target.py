@@ -115,7 +115,7 @@ class HostsTarget(PlaceTarget):
         port = self.report.rendezvous_port()
         if port is None:
             raise PlaceError(
-                f"port {self.place.settings.port} and the next ones are in use on "
+                f"port {self.place.host_settings.port} and the next ones are in use on "
                 f"{self.hosts[0]}: name another `port` in [places.{self.place.name}]",
                 self.place.file,
                 f"places.{self.place.name}.port",

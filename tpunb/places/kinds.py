@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tpunb.places.config import find_place
+from tpunb.places.config import JobSetSettings, PlaceConfig, find_place
+from tpunb.places.errors import PlaceError
 from tpunb.places.place import Cancelled, Check, Place, PlacedRun, Say, place_of
 from tpunb.places.target import PlaceKind, PlaceReport, PlaceTarget
 from tpunb.runs import state
@@ -14,10 +15,8 @@ from tpunb.utils.tools import StoppedError
 
 
 def find_kind(kind: str) -> PlaceKind:
-    """The functions of a kind of place, a key of `config.KINDS`."""
+    """The functions of a kind of place that runs can be sent to."""
     match kind:
-        case "jobset":
-            from tpunb.places.gke import KIND
         case "kaggle":
             from tpunb.places.kaggle import KIND
         case _:
@@ -34,7 +33,7 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> PlaceTarget
     Raises PlaceError for errors in `places.toml`, other TpunbErrors if the place cannot take a run
     or `cancelled` returns True.
     """
-    place = find_place(name, cwd)
+    place = _find_place(name, cwd)
     try:
         target = find_kind(place.kind).find_target(place, cwd, say, cancelled)
         if not cancelled():
@@ -46,8 +45,21 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> PlaceTarget
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:
     """The report of `tpunb doctor --on`. Raises PlaceError."""
-    place = find_place(name, cwd)
+    place = _find_place(name, cwd)
     return find_kind(place.kind).inspect(place)
+
+
+def _find_place(name: str, cwd: Path) -> PlaceConfig:
+    place = find_place(name, cwd)
+    if isinstance(place.settings, JobSetSettings):
+        raise PlaceError(
+            f"place {name} is a cluster, for which tpunb writes what kubectl runs: "
+            f"`tpunb submit NB.ipynb --on {name} --manifest > run.yaml`, then `kubectl apply -f "
+            "run.yaml` and the `kubectl logs -f` of its first lines",
+            place.file,
+            f"places.{name}",
+        )
+    return place
 
 
 def read_run(run: RunDir) -> PlacedRun | None:

@@ -40,17 +40,9 @@ class PlacedRun:
         """Why the run cannot be stopped from here, and the alternative; '' if it can be."""
         return ""
 
-    @property
-    def leftover(self) -> str:
-        """What may still run and cost money when the run is no longer followed, and how to end
-        it; '' for nothing. Written to the run folder, because a killed mirror cannot report it.
-        """
-        return ""
-
     def write(self, run: RunDir) -> None:
         """Write these values into the local run folder."""
-        values = asdict(self) | {"place": self.place.to_json(), "leftover": self.leftover}
-        files.write_json(run.place, values)
+        files.write_json(run.place, asdict(self) | {"place": self.place.to_json()})
 
     @classmethod
     def read(cls: type[_Run], run: RunDir) -> _Run:
@@ -58,7 +50,6 @@ class PlacedRun:
         try:
             data: dict[str, Any] = records.read(run.place)
             place = PlaceConfig.from_json(data.pop("place"))
-            data.pop("leftover", None)  # read by `state.lost_message`
             types: dict[str, Any] = get_type_hints(cls)
             return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
         except (OSError, KeyError, TypeError) as error:
@@ -105,17 +96,12 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True)
-class Restarted:
-    """The place has started all hosts again, with empty folders: their files start from 0."""
-
-
-@dataclass(frozen=True)
 class HostLine:
     """A line of a host's stream, or what has become of its connection."""
 
     host: int
     """Its node rank."""
-    line: Line | ConnectionLost | Restarted
+    line: Line | ConnectionLost
 
 
 class Cancelled(Exception):  # noqa: N818 (not an error)

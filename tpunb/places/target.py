@@ -37,14 +37,11 @@ class Estimate:
     until: str = ""
     """When the quota is renewed."""
     notes: tuple[str, ...] = ()
-    """Other facts to know before the start: the length of the queue, …"""
-    starts: int = 1
-    """Most starts of the run by the place; `--timeout` applies to each start."""
+    """Other facts to know before the start."""
 
     def _seconds(self, timeout: float | None) -> float | None:
         """Longest duration of a run; None if there is no limit."""
-        whole = None if timeout is None else timeout * self.starts
-        return min((each for each in (whole, self.longest) if each is not None), default=None)
+        return min((each for each in (timeout, self.longest) if each is not None), default=None)
 
     def most(self, timeout: float | None) -> float | None:
         """The most that a run with this `--timeout` can cost or use; None if not known."""

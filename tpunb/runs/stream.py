@@ -39,12 +39,10 @@ INPUTS = ("parameters.json", "arguments.pt", "arguments.json", "given")
 """Entries of a run folder with values that the run's processes read."""
 SENT = ("spec.json", "script.py", "notebook.json", "notebook.ipynb", "env.json", *INPUTS)
 """Entries of a run folder that exist before the run."""
-ARCHIVE = "more.tar.gz"
-"""The archive in `tpunb node --files` with those of them that are not text."""
 OWN = frozenset(
     (
         *SENT,
-        *"variables.json requests.jsonl place.json mirror.json mirror.log".split(),
+        *"requests.jsonl place.json mirror.json mirror.log".split(),
         *"running.lock stopping synced hosts".split(),
     )
 )
@@ -129,12 +127,7 @@ class Alive:
     """The parent is still there."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """The follower has everything that it needs: a host that waits for it may end."""
-
-
-Line = Hello | Append | Replace | End | Start | Stop | Alive | Received
+Line = Hello | Append | Replace | End | Start | Stop | Alive
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 
