@@ -546,10 +546,7 @@ class StopCommandOptions(_RunsFolder, StopOptions):
 
 
 def _stop(chosen: StopCommandOptions) -> int:
-    from tpunb.places import kinds
-
     run = state.find_active(chosen.runs, chosen.run)
-    kinds.refuse_stop(run)
     _see_elsewhere(run)
     for line in state.stop_run(run, "stopped with tpunb stop", StopOrigin.COMMAND):
         print(line, flush=True)

@@ -1,4 +1,4 @@
-"""One notebook, unchanged, sent to every kind of place: the same numbers, the same form of result.
+"""One notebook, unchanged, sent to kinds of places: the same numbers, the same form of result.
 
 Its ranks train together, with torch_xla on rehearsal cores: what stands in for a place has no chip.
 The table in docs/places.md is this.
@@ -7,6 +7,7 @@ The table in docs/places.md is this.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import pytest
 import torch
 from nbformat import v4
 
-from tests.drivers.kaggle import kaggle_project
 from tests.drivers.nodes import until
 from tests.drivers.places import tpunb, write_places
 from tests.drivers.pods import ReachedPod, reached_pod
@@ -44,7 +44,6 @@ print("trained", flush=True)
 PLACES: Mapping[str, tuple[int, int]] = {
     "ssh": (2, 2),
     "gcloud": (2, 2),
-    "kaggle": (1, 2),
 }
 """Hosts and ranks, by kind of place."""
 
@@ -53,16 +52,15 @@ class Everywhere:
     """A project with a place of each kind, and all stand-ins."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        made = [folder / name for name in ("pod", "kaggle", "project")]
+        made = [folder / name for name in ("pod", "project")]
         for each in made:
             each.mkdir()
         self.pod: ReachedPod = stack.enter_context(reached_pod(2, made[0]))
         self.pod.set_cloud(
             {"tpu": {"mine": {"zone": "z-a", "state": "READY", "hosts": ["h0", "h1"]}}}
         )
-        kaggle = stack.enter_context(kaggle_project(made[1]))
-        self.folder = made[2]
-        self.env = {**kaggle.environment(), **self.pod.environment(), "HOME": str(folder)}
+        self.folder = made[1]
+        self.env = {**os.environ, **self.pod.environment(), "HOME": str(folder)}
         cells = [v4.new_code_cell(PRELUDE), v4.new_code_cell(TRAIN)]
         nbformat.write(v4.new_notebook(cells=cells), str(self.folder / "nb.ipynb"))
         hosts = {"python": sys.executable, "cores": 1}
@@ -70,7 +68,6 @@ class Everywhere:
             self.folder,
             ssh={"kind": "ssh", "hosts": self.pod.names, **hosts},
             gcloud={"kind": "gcloud-tpu", "name": "mine", "zone": "z-a", **hosts},
-            kaggle={"kind": "kaggle", "accelerator": "", "cores": 2},
         )
 
     def submit(self, place: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 from IPython.utils.text import DollarFormatter
+from nbformat import NotebookNode
 
 from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
@@ -27,7 +28,7 @@ from tpunb.kernel.launcher import (
     show_events,
 )
 from tpunb.kernel.options import TRAIN, TrainOptions
-from tpunb.kernel.prepare import prepare, refuse_unsupported
+from tpunb.kernel.prepare import prepare
 from tpunb.machine import machine
 from tpunb.notebook.convert import redaction
 from tpunb.notebook.convert.convert import convert
@@ -35,8 +36,8 @@ from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
 from tpunb.notebook.models import Export, Snapshot
 from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
-from tpunb.places import jobset, kinds, mirror
-from tpunb.places.config import JobSetSettings, find_place
+from tpunb.places import jobset, kaggle, kinds, mirror
+from tpunb.places.config import JobSetSettings, KaggleSettings, find_place
 from tpunb.places.target import Target
 from tpunb.runs import directory, state
 from tpunb.runs.directory import RunDir
@@ -63,13 +64,20 @@ def submit(
 ) -> int:
     """Run the notebook's train cell, with the options of its option line, at a place.
 
-    Returns the exit status: 0 if the run has succeeded, or, with `detach`, if it was started.
+    On Kaggle, run the whole notebook. Returns the exit status: 0 if the run has succeeded, or,
+    with `detach`, if it was started.
     """
+    if isinstance((config := find_place(place, Path.cwd())).settings, KaggleSettings):
+        if cell is not None:
+            raise TpunbError("--cell: Kaggle runs the whole notebook")
+        node = _read(notebook, parameters)
+        return kaggle.run_notebook(
+            node, notebook.stem, config, runs, detach=detach, dry_run=dry_run
+        )
     snapshot = _load(notebook, cell, parameters)
     options = _options(snapshot)
     options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
-    refuse_unsupported(target, options)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))
@@ -89,8 +97,6 @@ def submit(
         elif pressed.count:
             state.request_stop(folder, _INTERRUPTED)
     if detach:
-        if cannot := kinds.reason_not_stoppable(folder):
-            print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
     try:
@@ -177,9 +183,10 @@ def follow(
     with counted_interrupts() as pressed:
         if not follow_to_end(show_events(run, view), run, pressed, stop):
             view.leave("still running")
-            how = kinds.reason_not_stoppable(run.dir) or f"`tpunb stop {run.dir.id}` stops it"
             follows = f"`tpunb attach {run.dir.id}` follows it"
-            print(f"run {run.dir.id} is still running ({follows}); {how}")
+            print(
+                f"run {run.dir.id} is still running ({follows}); `tpunb stop {run.dir.id}` stops it"
+            )
             return 0
         result = run.result()
         view.finish(result)
@@ -188,20 +195,28 @@ def follow(
     return 0 if result.state is RunState.SUCCEEDED else 1
 
 
+def _read(notebook: Path, parameters: Mapping[str, str]) -> NotebookNode:
+    """Read the notebook, with the values of `parameters` as papermill injects them."""
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
+
+    node: NotebookNode = load_notebook_node(str(notebook))
+    if not parameters:
+        return node
+    refuse_unknown(notebook, parameters)
+    values = {name: parameter(text) for name, text in parameters.items()}
+    node = parameterize_notebook(node, values, kernel_name="python3", language="python")
+    return node
+
+
 def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Snapshot:
     """Load the notebook and insert the values of `parameters` as papermill does."""
     if not parameters:
         snapshot = load_snapshot(notebook, cell)
     else:
         import nbformat
-        from papermill.iorw import load_notebook_node
-        from papermill.parameterize import parameterize_notebook
 
-        refuse_unknown(notebook, parameters)
-        values = {name: parameter(text) for name, text in parameters.items()}
-        made = parameterize_notebook(
-            load_notebook_node(str(notebook)), values, kernel_name="python3", language="python"
-        )
+        made = _read(notebook, parameters)
         with tempfile.NamedTemporaryFile("w", suffix=".ipynb", prefix="tpunb-") as file:
             nbformat.write(made, file)
             file.flush()

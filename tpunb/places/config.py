@@ -44,14 +44,17 @@ ports of torch_xla's ranks."""
 class Settings:
     """Settings of a place."""
 
+
+@dataclass(frozen=True)
+class SavingSettings(Settings):
+    """Settings of places whose runs tpunb tells where to save."""
+
     checkpoints: str = ""
     """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
-    ask_above: float | None = None
-    """Ask before a run that may cost more: dollars, or hours of a quota. None: never ask."""
 
 
 @dataclass(frozen=True)
-class HostSettings(Settings):
+class HostSettings(SavingSettings):
     """Settings of every place with existing hosts."""
 
     python: str = "python3"
@@ -66,6 +69,8 @@ class HostSettings(Settings):
     cores: int | None = None
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
     port: int = PORT
+    ask_above: float | None = None
+    """Ask before a run that may cost more dollars. None: never ask."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class GcloudMigSettings(GcloudTpuSettings):
 
 
 @dataclass(frozen=True)
-class JobSetSettings(Settings):
+class JobSetSettings(SavingSettings):
     """`kind = "jobset"`: a Kubernetes cluster with TPUs, for `tpunb submit --manifest`."""
 
     accelerator: str = ""
@@ -121,19 +126,14 @@ class JobSetSettings(Settings):
 
 @dataclass(frozen=True)
 class KaggleSettings(Settings):
-    """`kind = "kaggle"`: sessions of Kaggle's notebooks."""
+    """`kind = "kaggle"`: Kaggle, for `tpunb submit`."""
 
     accelerator: str = "TpuV5E8"
     """Kaggle's name of the accelerator; "": none, for a rehearsal on the session's processors."""
     session_hours: float = 9.0
-    """Hours after which Kaggle ends the session; the run is stopped a little earlier. Kaggle also
-    has its own limit, 9 hours with a TPU."""
+    """Hours after which Kaggle ends the session. It has its own limit, too, 9 hours with a TPU."""
     internet: bool = True
-    """Whether the session has internet access; tpunb itself needs none in it."""
-    files: tuple[str, ...] = ()
-    """Small files and folders to copy inside the notebook, as in `HostSettings.files`."""
-    cores: int | None = None
-    """Ranks without an accelerator; None: 4."""
+    """Whether the session has internet access, with which the notebook installs tpunb."""
 
 
 KINDS: Mapping[str, type[Settings]] = {
@@ -205,7 +205,7 @@ class PlaceConfig:
 
     def checkpoints(self, run_id: str) -> str:
         """Where a run saves checkpoints; '' if each host keeps its own."""
-        shared = self.settings.checkpoints.rstrip("/")
+        shared = self.settings_as(SavingSettings).checkpoints.rstrip("/")
         return f"{shared}/{run_id}" if shared else ""
 
     def to_json(self) -> dict[str, Any]:

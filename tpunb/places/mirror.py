@@ -199,8 +199,7 @@ class Mirror:
 
     def _pass_on_stops(self) -> None:
         for request in self._look_for_stops():
-            if not self.place.placed.cannot_stop:
-                self._stop = self._stop or request
+            self._stop = self._stop or request
             self.place.stop(request)
             if request.cause is StopCause.KERNEL_GONE:
                 self.place.release_lifelines()
@@ -278,10 +277,8 @@ class Mirror:
                 if message and returncode:
                     self._refused[host] = message
                     self._stop_others(f"{name}: {message}")
-            case ConnectionLost(reason, final):
+            case ConnectionLost(reason):
                 self._gone[host] = reason
-                if final:
-                    self._ended.add(host)
                 text = f"lost the connection to {name}: {reason}"
                 self.run.emit(Note(text))
                 if not self.place.placed.detached:

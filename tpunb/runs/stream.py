@@ -13,10 +13,9 @@ library only.
 from __future__ import annotations
 
 import base64
-import fnmatch
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -212,13 +211,6 @@ def fetched_path(file: str, node_rank: int, ranks: range) -> str | None:
     place = path_in_union(file, node_rank, ranks)
     own = file.split("/")[0] in OWN or is_streamed(file)
     return None if own and place == file else place
-
-
-def matches(file: str, patterns: Iterable[str]) -> bool:
-    """True if a pattern, with `*` for anything, matches a file or a folder above it."""
-    parts = file.split("/")
-    paths = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-    return any(fnmatch.fnmatchcase(path, each.rstrip("/")) for path in paths for each in patterns)
 
 
 def _rank_of(file: str) -> int | None:
