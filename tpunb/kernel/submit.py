@@ -132,9 +132,6 @@ def print_manifest(
         raise TpunbError(
             f"--cores {options.cores}: place {place} has {ranks}, which start together"
         )
-    for name in ("returns", "profile"):
-        if getattr(options, name):
-            raise TpunbError(f"--{name}: it would stay in the pods; save to a bucket instead")
     variables = dict(options.env)
     if options.resume is not None:
         if "://" not in options.resume:
@@ -153,7 +150,10 @@ def print_manifest(
         timeout=options.timeout,
     )
     print(text, end="")
-    for note in (choice, *script.requirements):
+    notes = [choice, *script.requirements]
+    if options.returns or options.profile:
+        notes.append("what --returns and --profile bring back stays in the pods: save to a bucket")
+    for note in notes:
         print(f"tpunb: {note}", file=sys.stderr)
     return 0
 
