@@ -40,7 +40,7 @@ ROWS: Mapping[str, tuple[str, ...]] = {
         "scenarios/test_magics.py::TestATrainCell::test_card_keeps_metrics_and_time_summary_at_the_end",
     ),
     "What the chips do": (
-        "scenarios/test_chips.py::test_chip_usage_in_top_and_in_the_run_summary",
+        "scenarios/test_chips.py::test_chip_usage_on_the_card_and_in_the_run_summary",
     ),
     "Long runs": (
         "scenarios/test_background.py::TestInTheBackground::"

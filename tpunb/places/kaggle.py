@@ -113,7 +113,8 @@ def run_notebook(
             session.show_log()
         return 0 if completed and succeeded else 1
     except KeyboardInterrupt:
-        print(f"no longer waiting: {session.how_to_continue()}")
+        maybe = "" if session.begun else "if Kaggle has the notebook, "
+        print(f"no longer waiting: {maybe}{session.how_to_continue()}")
         return _INTERRUPTED
 
 
@@ -151,6 +152,8 @@ class _Session:
         self._api = api
         self._ref = ref
         self._folder = folder
+        self.begun = False
+        """True once Kaggle has confirmed that it has the notebook."""
 
     @property
     def _url(self) -> str:
@@ -180,6 +183,7 @@ class _Session:
         if answer.error:
             raise PlaceError(f"Kaggle did not start the notebook: {answer.error}")
         self._ref = "/".join(answer.ref.rstrip("/").split("/")[-2:])
+        self.begun = True
         print(f"on Kaggle: {self._url}", flush=True)
         invalid: list[str] = []
         for kind in ("dataset", "competition", "model"):
