@@ -86,7 +86,7 @@ def test_commands_that_are_not_run_are_ones_that_tpunb_takes() -> None:
         parsers[name].parse_line(options, {})
     commands = re.findall(r"^(?:\$ | {4})tpunb ((?:.|\\\n)*?)$", text, flags=re.MULTILINE)
     for command in commands:
-        cli.make_parser().parse_args(shlex.split(command, comments=True))
+        cli.make_parser().parse_args(shlex.split(command.partition(" > ")[0], comments=True))
     assert len(magics) > 40
     assert len(commands) > 8
 

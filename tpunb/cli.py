@@ -424,7 +424,8 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
         "--yes", help="start without a confirmation, even if it may cost more than ask_above"
     )
     manifest: bool = flag(
-        "--manifest", help="with a place of kind jobset: print the Kubernetes objects, run nothing"
+        "--manifest",
+        help="for a place of kind jobset: print the Kubernetes objects that kubectl runs",
     )
 
 
@@ -544,10 +545,7 @@ class StopCommandOptions(_RunsFolder, StopOptions):
 
 
 def _stop(chosen: StopCommandOptions) -> int:
-    from tpunb.places import kinds
-
     run = state.find_active(chosen.runs, chosen.run)
-    kinds.refuse_stop(run)
     _see_elsewhere(run)
     for line in state.stop_run(run, "stopped with tpunb stop", StopOrigin.COMMAND):
         print(line, flush=True)
@@ -580,12 +578,6 @@ class NodeOptions:
         "--key-file",
         metavar="FILE",
         help="the run's key, the same on all hosts (-: the first line of standard input)",
-    )
-    files: Path | None = option(
-        "--files",
-        type=Path,
-        metavar="DIR",
-        help="first copy the run's files from this folder into the run folder",
     )
     dry_run: bool = flag(
         "--dry-run", help="print which host this is and the source of each value, run nothing"
@@ -622,21 +614,6 @@ class NodeOptions:
         default=300.0,
         metavar="S",
         help="how long hosts wait for each other at the start (default: 5m)",
-    )
-    linger: float = option(
-        "--linger",
-        type=parse_duration,
-        default=0.0,
-        metavar="S",
-        help="how long a finished run waits for a follower (--follow --linger) to fetch its files; "
-        "then they are written to the log (default: 0)",
-    )
-    alone: float = option(
-        "--alone",
-        type=parse_duration,
-        default=0.0,
-        metavar="S",
-        help="stop the run after S without a follower (--follow; default: 0, never)",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,15 +20,6 @@ def write_places(folder: Path, **places: Mapping[str, Any]) -> None:
     for name, table in places.items():
         lines += [f"[places.{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
     (folder / "places.toml").write_text("\n".join([*lines, ""]))
-
-
-def gke_table(**values: Any) -> dict[str, Any]:
-    """A place of two pods, whose host 0 listens at a port that is free."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    known = {"kind": "jobset", "accelerator": "v6e", "topology": "2x4", "image": "image:1"}
-    return {**known, "port": port, **values}
 
 
 def tpunb(folder: Path, env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:

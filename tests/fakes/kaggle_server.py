@@ -44,9 +44,8 @@ class Stored:
 class FakeKaggle:
     """Kaggle, as a context. Fill `files` before use."""
 
-    def __init__(self, username: str = "somebody", key: str = "a-key", token: str = "") -> None:
+    def __init__(self, username: str = "somebody", key: str = "a-key") -> None:
         self.login = "Basic " + base64.b64encode(f"{username}:{key}".encode()).decode()
-        self.token = token
         self.username, self.key = username, key
         self.files: dict[str, Stored] = {}
         """By what is asked for: 'competitions/NAME[/FILE]', 'datasets/OWNER/NAME[/FILE]',
@@ -103,8 +102,7 @@ class FakeKaggle:
     def answer(self, method: str, asked: dict[str, Any], login: str) -> tuple[int, Any]:
         """Status and JSON, or the path of a file to redirect to."""
         self.asked.append((method, asked))
-        allowed = login in (self.login, f"Bearer {self.token}" if self.token else self.login)
-        if login and not allowed:
+        if login and login != self.login:
             return 401, {"code": 401, "message": "Unauthenticated"}
         if method == "models.ModelApiService/GetModelInstance":
             model = _model(asked)
@@ -137,10 +135,6 @@ class FakeKaggle:
         if path not in self.files:
             return 404, {"code": 404, "message": "Not found"}
         return 302, path
-
-    def get(self, request: BaseHTTPRequestHandler, path: str) -> bool:
-        """Answer what else is asked with GET; False if nothing is known of it."""
-        return False
 
     def mount(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What a Kaggle notebook's proxy says when an input is to be mounted."""
@@ -202,8 +196,6 @@ def _handler(kaggle: FakeKaggle) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             url = urlsplit(self.path)
-            if kaggle.get(self, url.path):
-                return
             stored = kaggle.files.get(unquote(url.path.lstrip("/")))
             if "Authorization" in self.headers:
                 kaggle.leaked = True

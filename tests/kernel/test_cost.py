@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 
 from tpunb.kernel import cost
 from tpunb.kernel.options import TrainOptions
-from tpunb.kernel.prepare import refuse_unsupported
 from tpunb.places.config import PlaceConfig, SshSettings
-from tpunb.places.jobset import JobSetTarget
+from tpunb.places.hosts_target import HostsTarget
 from tpunb.places.target import Estimate
 from tpunb.runs.spec import Price
 from tpunb.utils.errors import TpunbError
@@ -22,23 +21,19 @@ PRICE = Price(10.0, "v6e-16", "2026-11-21", "a catalogue")
 
 
 @dataclass(frozen=True)
-class Target(JobSetTarget):
+class Target(HostsTarget):
     said: Estimate = field(default_factory=Estimate)
-    limits: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def estimate(self) -> Estimate:
         return self.said
 
-    @property
-    def cannot(self) -> Mapping[str, str]:
-        return self.limits
 
-
-def target(ask_above: float | None, estimate: Estimate, **limits: str) -> Target:
+def target(ask_above: float | None, estimate: Estimate) -> Target:
     settings = SshSettings(hosts=("h0",), ask_above=ask_above)
     place = PlaceConfig("pod", "ssh", Path("places.toml"), settings)
-    return Target(place, "run", said=estimate, limits=limits)
+    report: Any = None
+    return Target(place, report, ("h0",), Path(), Path(), said=estimate)
 
 
 class Asked:
@@ -74,19 +69,6 @@ def test_cost_question_above_the_limit_of_the_place(
     assert len(asked.prompts) == asks
 
 
-def test_cost_question_for_many_runs_together() -> None:
-    """Each alone would start without a question."""
-    found, options = target(20.0, Estimate(PRICE)), TrainOptions(timeout=3600.0)
-    for runs, asks in ((0, False), (1, False), (2, False), (3, True)):
-        asked = Asked("y")
-        cost.confirm(found, options, asked, runs=runs)
-        assert bool(asked.prompts) is asks
-    assert asked.prompts[0].endswith(
-        "All 3 runs together may cost more than $20.00 (ask_above of [places.pod]). "
-        "Start them? [y/N] "
-    )
-
-
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -104,10 +86,3 @@ def test_cost_question_not_answered_yes_starts_nothing(
     with pytest.raises(TpunbError) as raised:
         cost.confirm(target(20.0, Estimate(PRICE)), TrainOptions(), Asked(answer))
     assert told in str(raised.value)
-
-
-def test_options_that_a_place_cannot_honour_are_refused() -> None:
-    found = target(None, Estimate(), detach="it always is", stop="nobody can stop it")
-    refuse_unsupported(found, TrainOptions())
-    with pytest.raises(TpunbError, match="%%tpu_train --detach: it always is"):
-        refuse_unsupported(found, TrainOptions(detach=True))

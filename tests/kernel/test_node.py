@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -108,22 +107,6 @@ class TestKey:
             make(Stop(), key_file="-")._read_start()
 
 
-class TestVariables:
-    def test_variables_file_is_read_and_removed(self, make: Make, tmp_path: Path) -> None:
-        file = tmp_path / node.VARIABLES
-        file.write_text(json.dumps({"TOKEN": "x"}))
-        env = make()._environment(spec(), detect_machine({}), Start(KEY, {"OTHER": "y"}))
-        assert (env["TOKEN"], env["OTHER"], env["PJRT_DEVICE"]) == ("x", "y", "CPU")
-        assert not file.exists()
-
-    def test_an_empty_variables_file_is_removed_too(self, make: Make, tmp_path: Path) -> None:
-        file = tmp_path / node.VARIABLES
-        file.write_text("{")
-        with pytest.raises(TpunbError, match=r"variables.json"):
-            make()._environment(spec(), detect_machine({}), None)
-        assert not file.exists()
-
-
 def test_with_a_stream_an_error_is_the_last_line(make: Make, said: io.BytesIO) -> None:
     order = make(key_file="-", stream=True)._order
     assert node.run_node(order) == node.REFUSED
@@ -156,25 +139,6 @@ def test_the_metadata_server_is_queried_only_if_no_other_source_has_the_value(
 def test_spec_file_is_private_to_the_user(make: Make, tmp_path: Path) -> None:
     make()._localized(spec(hosts=("h0", "h1")), TWO)
     assert stat.S_IMODE((tmp_path / "spec.json").stat().st_mode) == 0o600
-
-
-def test_a_run_s_files_come_from_a_folder_that_is_mounted(make: Make, tmp_path: Path) -> None:
-    # as Kubernetes mounts a ConfigMap: links to a folder that is replaced by updates
-    mounted, version = tmp_path / "mounted", tmp_path / "mounted" / "..2026"
-    version.mkdir(parents=True)
-    (version / "script.py").write_text("print(2)\n")
-    (mounted / "..data").symlink_to("..2026")
-    (mounted / "script.py").symlink_to("..data/script.py")
-    node._copy_files(mounted, tmp_path / "runs" / "id")
-    [script] = (tmp_path / "runs" / "id").iterdir()
-    assert script.read_text() == "print(2)\n"
-    assert stat.S_IMODE(script.stat().st_mode) == 0o600
-    assert stat.S_IMODE(script.parent.stat().st_mode) == 0o700
-
-
-def test_files_option_with_a_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(TpunbError, match=r"--files .*No such file"):
-        node._copy_files(tmp_path / "nothing", tmp_path / "id")
 
 
 def test_input_returns_an_incomplete_last_line() -> None:

@@ -31,7 +31,7 @@ def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
     """The mirror has begun, and would otherwise have no folder to write to."""
     request: Any = MagicMock()
     request.name = "train"
-    for name in ("_load", "_options", "cost", "kinds", "refuse_unsupported", "replace"):
+    for name in ("_load", "_options", "cost", "kinds", "find_place", "replace"):
         monkeypatch.setattr(submit, name, MagicMock())
     monkeypatch.setattr(submit, "_prepare", lambda *given: request)
     monkeypatch.setattr(submit.redaction, "redacted_snapshot", lambda snapshot: snapshot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_container import ROOT, _nowhere, entry, instructions
+from tests.test_container import ROOT, instructions
 
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.timeout(900)  # it may download libtpu
-def test_its_steps_make_an_environment_in_which_the_entry_runs(tmp_path: Path) -> None:
+def test_its_steps_make_an_environment_for_runs(tmp_path: Path) -> None:
     """COPY and RUN without a daemon: into a folder, and with an interpreter of its own.
 
     Left out: the index of torch's own builds for the CPU, and that nothing is cached.
@@ -46,7 +47,7 @@ def test_its_steps_make_an_environment_in_which_the_entry_runs(tmp_path: Path) -
     [work] = instructions("WORKDIR")
     (tmp_path / work.strip("/")).mkdir()
     done = subprocess.run(
-        [tmp_path / "env/bin" / "tpunb", *entry(), "--dry-run"],
+        [tmp_path / "env/bin" / "tpunb", *json.loads(instructions("CMD")[0])[1:], "--json"],
         cwd=tmp_path / work.strip("/"),
         env={"PATH": "/usr/bin:/bin", "GCE_METADATA_HOST": "127.0.0.1:1"},
         capture_output=True,
@@ -54,8 +55,9 @@ def test_its_steps_make_an_environment_in_which_the_entry_runs(tmp_path: Path) -
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "torch 2.9.0" in done.stdout
-    assert "torch_xla 2.9.0" in done.stdout
+    versions = json.loads(done.stdout)["versions"]
+    assert (versions["torch"].partition("+")[0], versions["torch_xla"]) == ("2.9.0", "2.9.0")
+    assert (tmp_path / "env/bin/torchrun").exists()
     ask = "import gcsfs, importlib.metadata as m; print(m.version('libtpu'))"
     found = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0, found.stderr

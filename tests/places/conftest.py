@@ -10,7 +10,7 @@ import pytest
 from tests.drivers.kaggle import KaggleProject, kaggle_project
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
-from tpunb.places import kaggle_service
+from tpunb.places import kaggle as kaggle_module
 
 
 @pytest.fixture(scope="module")
@@ -52,5 +52,5 @@ def kaggle(
         monkeypatch.setattr(KaggleApi, "args", ["--local"])
         monkeypatch.setattr(KaggleApi, "config", str(project.home / "kaggle.json"))
         monkeypatch.setattr(KaggleApi, "config_values", {})
-        monkeypatch.setattr(kaggle_service, "AGAIN", (0.01, 0.01, 0.01))
+        monkeypatch.setattr(kaggle_module, "POLL_INTERVAL", 0.05)
         yield project

@@ -57,10 +57,8 @@ def written(folder: Path, text: str) -> Path:
             GcloudMigSettings(name="g", zone="us-c1-c", tunnel=True),
         ),
         (
-            GKE + 'queue = "team"\nrestarts = 2\nport = 9000\n',
-            JobSetSettings(
-                port=9000, accelerator="v6e", topology="4x4", image="i", queue="team", restarts=2
-            ),
+            GKE + 'queue = "team"\n',
+            JobSetSettings(accelerator="v6e", topology="4x4", image="i", queue="team"),
         ),
     ],
 )
@@ -144,7 +142,6 @@ def test_another_user_s_link_to_an_own_file_sends_no_code_anywhere(home: Path) -
         (GKE.replace("v6e", "v6"), "places.pod.accelerator", "did you mean 'v6e'?"),
         (GKE + 'python = "python3"\n', "places.pod.python", '(keys of kind "jobset":'),
         (GKE + 'queue = "My queue"\n', "places.pod.queue", "lower-case letters"),
-        (GKE + "restarts = -1\n", "places.pod.restarts", "0 or more"),
         (GKE + "chips_per_host = 8\n", "places.pod.chips_per_host", "have 4 chips"),
         (GKE.replace('"i"', '"a b"'), "places.pod.image", "must not contain spaces"),
         (KAGGLE + "session_hours = 0\n", "places.pod.session_hours", "at least 0.1"),

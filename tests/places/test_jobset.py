@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,12 @@ import pytest
 import yaml
 from nbformat import v4
 
+from tests.fakes import torch_tpu
+from tests.fakes.machine import FakeMachine
 from tpunb import cli
-from tpunb.kernel import node
 from tpunb.places import jobset
 from tpunb.places.config import JobSetSettings, PlaceConfig
 from tpunb.places.errors import PlaceError
-from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunSpec
-from tpunb.utils.errors import TpunbError
 
 SCHEMA = Path(__file__).parent / "jobset-schema.json"
 V6E = """[places.gke]
@@ -30,7 +30,6 @@ accelerator = "v6e"
 topology = "4x4"
 image = "us-docker.pkg.dev/p/r/tpunb:1"
 queue = "multislice-queue"
-restarts = 4
 """
 TRAIN = "%%tpu_train\nimport tpunb\nprint('step', lr)  # prüft\ntpunb.save({}, 1)\n"
 
@@ -67,6 +66,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def notebook(*cells: str) -> None:
+    """Write the notebook that is submitted."""
     nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(c) for c in cells]), "My nb_1.ipynb")
 
 
@@ -84,11 +84,8 @@ def place(**values: Any) -> PlaceConfig:
 
 
 def made(config: PlaceConfig, **values: Any) -> list[Any]:
-    name = jobset.name_run("nb", config)
-    target = jobset.JobSetTarget(config, name)
-    ranks = target.choose_cores("all")
-    spec = RunSpec(name, "nb", ranks, "TPU", ".", (), (), hosts=target.hosts, **values)
-    return list(yaml.safe_load_all(jobset.write_manifest(target, spec, "print(1)\n", {}, "ab")))
+    text = jobset.write_manifest(config, "nb-1", "print(1)\n", {"A": "b"}, **values)
+    return list(yaml.safe_load_all(text))
 
 
 def pod_of(objects: list[Any]) -> Any:
@@ -99,55 +96,41 @@ def job_of(objects: list[Any]) -> Any:
     return objects[2]["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-def test_manifest_of_a_notebook_is_valid_for_jobset(
+def test_manifest_of_a_notebook_is_valid_and_like_the_v6e_example_of_jobset(
     project: Path, capsys: pytest.CaptureFixture[str], validator: jsonschema.Draft202012Validator
 ) -> None:
-    config, secret, made = manifest(capsys)
+    # site/static/examples/tpu-multislice/v6e-jax-workload.yaml at 08dfbdfd
+    notebook(
+        "%load_ext tpunb", "lr = 0.1", TRAIN.replace("train", "train --retries 4 --returns lr", 1)
+    )
+    assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 0
+    out, err = capsys.readouterr()
+    config, secret, made = objects = list(yaml.safe_load_all(out))
     validator.validate(made)
     name = made["metadata"]["name"]
     assert [config["kind"], secret["kind"], made["kind"]] == ["ConfigMap", "Secret", "JobSet"]
-    assert (
-        config["metadata"]
-        == secret["metadata"]
-        == {
-            "name": name,
-            "labels": {"app.kubernetes.io/instance": name},
-        }
-    )
+    for each in objects:
+        assert each["metadata"]["name"] == name
+        assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == name
     assert name.startswith("my-nb-1-")
+    assert "lr = 0.1" in config["data"]["script.py"]
     assert "print('step', lr)  # prüft" in config["data"]["script.py"]
-    spec = RunSpec.from_json(json.loads(config["data"]["spec.json"]))
-    assert (spec.id, spec.world_size, spec.device, spec.place) == (name, 16, "TPU", "gke")
-    assert spec.hosts == ("node-0", "node-1", "node-2", "node-3")
-    assert len(bytes.fromhex(secret["stringData"]["key"])) == 32
-    assert not list(project.glob("runs/*"))
-
-
-def test_manifest_matches_the_v6e_example_of_jobset_and_runs_tpunb_node(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # site/static/examples/tpu-multislice/v6e-jax-workload.yaml at 08dfbdfd
-    objects = manifest(capsys)
+    assert out.splitlines()[1].startswith("# kubectl logs -f --prefix --max-log-requests=4 -l ")
+    assert f"app.kubernetes.io/instance={name}" in out.splitlines()[1]
+    assert "torch_xla" in err  # the backend
+    assert "what --returns and --profile bring back stays in the pods" in err
+    assert not (project / "runs").exists()
     job, pod = job_of(objects), pod_of(objects)
-    metadata, name = objects[2]["metadata"], objects[2]["metadata"]["name"]
-    assert objects[2]["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "multislice-queue"
-    assert objects[2]["spec"]["failurePolicy"] == {"maxRestarts": 4}
+    assert made["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "multislice-queue"
+    assert made["spec"]["failurePolicy"] == {"maxRestarts": 4}
     assert job["backoffLimit"] == 0
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     [container] = pod["containers"]
     assert container["securityContext"] == {"privileged": True}
-    assert container["command"] == ["tpunb", "node"]
-    words = container["args"]
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    assert given["--rendezvous"] == f"{name}-node-0-0.{name}:8460"
-    assert given["--nnodes"] == "4"
-    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-    assert mounted[given["--files"]] == "run"
-    assert mounted[str(Path(given["--key-file"]).parent)] == "key"
-    assert set(mounted.values()) == {each["name"] for each in pod["volumes"]}
-    assert given["--address"] == "$(POD_IP)"
-    assert [each["name"] for each in container["env"]] == ["POD_IP"]
+    assert container["envFrom"] == [{"secretRef": {"name": name}}]
+    mounted = {each["name"] for each in container["volumeMounts"]}
+    assert mounted == {each["name"] for each in pod["volumes"]}
 
 
 DOCUMENTED = [
@@ -194,40 +177,12 @@ def test_manifest_requests_each_accelerator_like_published_examples(
     assert objects[2]["metadata"].get("annotations") == (exclusive if hosts > 1 else None)
 
 
-def test_manifest_objects_and_pods_are_valid_for_kubernetes(run_with_more: RunDir) -> None:
+def test_manifest_objects_and_pods_are_valid_for_kubernetes() -> None:
     """Valid by Kubernetes' own schemas, in which a misspelt field is an error."""
-    config = place(namespace="team", service_account="trainer")
-    target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
-    spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
-    text = jobset.write_manifest(target, spec, "1\n", {"A": "b"}, "ab", more=run_with_more)
-    objects = list(yaml.safe_load_all(text))
+    objects = made(place(namespace="team", service_account="trainer"))
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod_of(objects)}
     for each in (*objects[:2], pod):
         kubernetes_validate.validate(each, "1.31", strict=True)
-
-
-def test_manifest_packs_binary_files_as_an_archive(run_with_more: RunDir, tmp_path: Path) -> None:
-    config = place()
-    target = jobset.JobSetTarget(config, "nb")
-    spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
-    text = jobset.write_manifest(target, spec, "1\n", {}, "ab", more=run_with_more)
-    binary = next(iter(yaml.safe_load_all(text)))["binaryData"]
-    mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    for name, data in binary.items():
-        (mounted / name).write_bytes(base64.b64decode(data))
-    node._copy_files(mounted, tmp_path / "there")
-    assert (tmp_path / "there/arguments.pt").read_bytes() == b"\x00"
-    assert (tmp_path / "there/given/a/spec.json").read_text() == "{}"
-
-
-@pytest.fixture
-def run_with_more(tmp_path: Path) -> RunDir:
-    run = RunDir(tmp_path / "run")
-    (run.path / "given/a").mkdir(parents=True)
-    (run.path / "given/a/spec.json").write_text("{}")
-    (run.path / "arguments.pt").write_bytes(b"\x00")
-    return run
 
 
 def test_manifest_omits_settings_the_place_does_not_have(
@@ -236,59 +191,54 @@ def test_manifest_omits_settings_the_place_does_not_have(
     plain = made(place())
     assert "kueue.x-k8s.io/queue-name" not in plain[2]["metadata"]["labels"]
     assert "serviceAccountName" not in pod_of(plain)
-    full = made(place(namespace="team", service_account="trainer"), grace=30.0)
+    full = made(place(namespace="team", service_account="trainer"), grace=30.0, timeout=90.0)
     validator.validate(full[2])
     assert {each["metadata"]["namespace"] for each in full} == {"team"}
     assert pod_of(full)["serviceAccountName"] == "trainer"
-    assert pod_of(full)["terminationGracePeriodSeconds"] == 45
+    assert pod_of(full)["terminationGracePeriodSeconds"] == 30
+    assert job_of(full)["activeDeadlineSeconds"] == 90
 
 
 def test_variables_are_only_in_the_kubernetes_secret(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "places.toml").write_text(V6E + 'checkpoints = "gs://b/run"\n')
-    notebook("lr = 1", TRAIN.replace("%%tpu_train", "%%tpu_train --env HF_TOKEN=hush"))
+    line = "%%tpu_train --env HF_TOKEN=hush --resume gs://b/old"
+    notebook("lr = 1", TRAIN.replace("%%tpu_train", line))
     config, secret, made = manifest(capsys)
     name = made["metadata"]["name"]
-    variables = json.loads(secret["stringData"]["variables.json"])
-    assert variables == {"HF_TOKEN": "hush", "TPUNB_CHECKPOINTS": f"gs://b/run/{name}"}
-    assert "hush" not in json.dumps([made, config["data"]["spec.json"]])
-
-
-def test_checkpoints_without_a_bucket_are_warned_of(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 0
-    assert "lost with the pods" in capsys.readouterr().err
+    assert secret["stringData"] == {
+        "HF_TOKEN": "hush",
+        "TPUNB_CHECKPOINTS": f"gs://b/run/{name}",
+        "TPUNB_RESUME": "gs://b/old",
+    }
+    assert "hush" not in json.dumps([made, config])
 
 
 @pytest.mark.parametrize("name", ["", "3d", "Ünï", "x" * 200, "-a.b_c-"])
 @pytest.mark.parametrize("topology", ["2x2x1", "16x20x28"])
 def test_run_names_are_valid_for_kubernetes(name: str, topology: str) -> None:
     config = place(accelerator="v5p", topology=topology)
-    found = jobset.name_run(name, config)
+    found = jobset.name_run(name, config.settings_as(JobSetSettings))
     assert found[0].isalpha()
     assert found.replace("-", "").isalnum()
     assert found == found.lower()
     assert found.isascii()
-    assert len(f"{found}-node-0-{config.settings.slice.hosts - 1}-12345") <= 63
+    assert len(f"{found}-node-0-{config.settings_as(JobSetSettings).slice.hosts - 1}-12345") <= 63
 
 
 def test_a_script_that_is_too_large_is_refused() -> None:
-    config = place()
-    target = jobset.JobSetTarget(config, jobset.name_run("nb", config))
-    spec = RunSpec("id", "nb", 16, "TPU", ".", (), (), hosts=target.hosts)
-    with pytest.raises(PlaceError, match=r"script\.py and spec\.json take 1\.\d MB, but a Config"):
-        jobset.write_manifest(target, spec, "#" * (1 << 20), {}, "ab")
+    with pytest.raises(PlaceError, match=r"The script takes 2\.\d MB, but a ConfigMap of Kube"):
+        jobset.write_manifest(place(), "nb", "#" * (1 << 21), {})
 
 
 @pytest.mark.parametrize(
     ("words", "train", "told"),
     [
         (("--manifest", "--detach"), TRAIN, "cannot be combined with --detach or --dry-run"),
-        (("--manifest",), TRAIN.replace("train", "train --returns lr"), "--returns"),
-        (("--manifest",), TRAIN.replace("train", "train --cores 8", 1), "16 chips"),
-        (("--manifest",), TRAIN.replace("train", "train --resume x", 1), "no runs"),
+        (("--manifest",), TRAIN.replace("train", "train --cores 8", 1), "--cores 8: place gke has"),
+        (("--manifest",), TRAIN.replace("train", "train --resume x", 1), "--resume x: give the"),
+        ((), TRAIN, "--manifest > run.yaml`, then `kubectl apply -f run.yaml`"),
     ],
 )
 def test_submit_options_that_are_refused(
@@ -313,7 +263,39 @@ def test_manifest_for_another_kind_of_place_is_refused(
     assert 'of kind "ssh", not "jobset"' in capsys.readouterr().err
 
 
-def test_resume_from_an_earlier_run_needs_its_url() -> None:
-    target = jobset.JobSetTarget(place(), "nb")
-    with pytest.raises(TpunbError, match="give their URL"):
-        target.resume(RunDir("runs/x"))
+def test_environment_of_torch_xla_has_what_gke_does_not_set() -> None:
+    """The accelerator's name as torch_xla parses it; of a single host, also its shape."""
+    four, one = (
+        {
+            each["name"]: each.get("value")
+            for each in pod_of(made(place(topology=shape)))["containers"][0]["env"]
+        }
+        for shape in ("4x4", "2x2")
+    )
+    assert four == {"NODE_RANK": None, "PJRT_DEVICE": "TPU", "TPU_ACCELERATOR_TYPE": "v6e-16"}
+    assert (one["TPU_ACCELERATOR_TYPE"], one["TPU_WORKER_ID"]) == ("v6e-4", "0")
+    assert one["TPU_CHIPS_PER_HOST_BOUNDS"] == "2,2,1"
+    [container] = pod_of(made(place(), backend="torchtpu"))["containers"]
+    assert [each["name"] for each in container["env"]] == ["NODE_RANK"]
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_pods_of_a_manifest_for_torchtpu_get_the_variables_of_its_launch(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path / "machine")
+    machine.chips("v6e", 4)
+    folder = torch_tpu.install(tmp_path / "packages")
+    [container] = pod_of(made(place(topology="2x4"), backend="torchtpu"))["containers"]
+    python, option, code, program, *_ = container["command"]
+    assert (python, option, program) == ("python3", "-c", "torchrun")
+    done = subprocess.run(
+        [sys.executable, option, code, "env"],
+        env={**os.environ, "PYTHONPATH": folder, "NODE_RANK": "1", "TPUNB_ROOT": str(machine.root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    addresses = found["TORCH_TPU_SLICEBUILDER_ADDRESSES"].split(",")
+    assert (len(addresses), addresses[4]) == (8, "nb-1-node-0-1.nb-1:8070")
+    assert "MASTER_ADDR" not in found.keys() - os.environ.keys()

@@ -151,6 +151,6 @@ def test_merge_ignores_incomplete_saved_offsets(run: RunDir, merge: Merge) -> No
     merge.add(1, Append("metrics.jsonl", 0, b'{"a": 1}\n', 0.0), 0.0)
     merge.save_offsets()
     noted = json.loads((run.path / "mirror.json").read_text())
-    del noted["earlier"]
+    del noted["offsets"]
     (run.path / "mirror.json").write_text(json.dumps(noted))
     assert Merge(run, SPEC, (0.0, 0.0), again=True).offsets == [{}, {}]

@@ -112,7 +112,7 @@ def test_folder_stream_starts_at_given_offsets(run: RunDir) -> None:
 
 
 def test_secrets_inputs_and_checkpoints_are_not_streamed(run: RunDir) -> None:
-    for name in ("spec.json", "script.py", "env.json", "variables.json", "requests.jsonl"):
+    for name in ("spec.json", "script.py", "env.json", "requests.jsonl"):
         (run.path / name).write_text(json.dumps({"secret": "x"}))
     run.checkpoints.mkdir()
     (run.checkpoints / "000001-step-1.json").write_text("{}")

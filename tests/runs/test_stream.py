@@ -99,9 +99,3 @@ def test_stream_reader_joins_pieces_with_text_between() -> None:
     reader = stream.StreamReader(1 << 20)
     read = [said for at in range(0, len(data), 7) for said in reader.feed(data[at : at + 7])]
     assert read == ["Warning: x", lines[0], "", lines[1]]
-
-
-def test_fetch_patterns_match_files_and_folders() -> None:
-    assert stream.matches("checkpoints/a/b.pt", ["x", "checkpoints/"])
-    assert stream.matches("checkpoints/a/b.pt", ["*.pt"])
-    assert not stream.matches("checkpoints/a/b.pt", ["check"])

@@ -172,6 +172,15 @@ def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, 
     assert len(list_runs(nb.folder / "runs")) == before
 
 
+def test_a_run_that_may_cost_more_asks_first(pod: ReachedPod, nb: Kernel) -> None:
+    pod.set_place(cores=2, ask_above=1.0)
+    asked = nb.send("%%tpu_train --on pod\nprint(1)", "ask")
+    question = nb.client.get_stdin_msg(timeout=60)["content"]["prompt"]
+    assert "It may cost more than $1.00 (ask_above of [places.pod]). Start it? [y/N]" in question
+    nb.client.input("n")
+    assert "not started, as the answer was no" in nb.wait(asked).screen()
+
+
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     import nbformat
     from nbformat import v4

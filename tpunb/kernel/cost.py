@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tpunb.kernel.options import TrainOptions
 from tpunb.places.confirm import confirm_cost
-from tpunb.places.target import PlaceTarget, Target
+from tpunb.places.target import Target
 
 
 def confirm(
@@ -22,7 +22,7 @@ def confirm(
     `ask` is called like `input`; `yes` is the option that confirms in advance, as the user writes
     it. Raises TpunbError if the answer is no, or the user cannot be asked.
     """
-    if isinstance(target, PlaceTarget) and not options.yes:
+    if not options.yes:
         confirm_cost(target, options.timeout, ask, yes or options.written("yes"))
 
 

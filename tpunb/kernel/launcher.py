@@ -19,7 +19,7 @@ from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Script, Snapshot
-from tpunb.places.target import PlaceTarget
+from tpunb.places.target import Target
 from tpunb.runs import copied_values, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note
@@ -274,11 +274,9 @@ class Launcher:
     ) -> Run | Attached:
         """Write a run's script, spec and notebook into its folder, and start the run."""
         script, detached = request.notebook.script, request.options.detach
-        if isinstance(request.target, PlaceTarget):
+        if (target := request.target).hosts:
             env = request.remote_env(folder.id)
-            return self.start_at(
-                request.target, folder, spec, script, snapshot, env, detached=detached
-            )
+            return self.start_at(target, folder, spec, script, snapshot, env, detached=detached)
         return self.start(
             folder,
             spec,
@@ -331,7 +329,7 @@ class Launcher:
 
     def start_at(
         self,
-        target: PlaceTarget,
+        target: Target,
         folder: RunDir,
         spec: RunSpec,
         script: Script,
@@ -342,18 +340,19 @@ class Launcher:
     ) -> Run | Attached:
         """Start a run at a place, with a mirror that copies the hosts' files into the run's folder.
 
-        `env`: variables for the ranks in addition to their hosts' own. A run that cannot be stopped
-        at the place is always detached.
+        `env`: variables for the ranks in addition to their hosts' own.
         """
+        from tpunb.places.hosts_target import HostsTarget
         from tpunb.places.mirror import MirrorProcess
 
+        assert isinstance(target, HostsTarget)
         write_folder(folder, spec, script, snapshot, env)
         for run in earlier_values.runs_read(script.text):
             copied_values.copy_into(RunDir(run), folder)
         placed = target.placed(folder.id, detached=detached)
         placed.write(folder)
-        mirror = MirrorProcess(folder, variables=env, stays=placed.detached)
-        if placed.detached:
+        mirror = MirrorProcess(folder, variables=env, stays=detached)
+        if detached:
             return Attached(folder)
         self._mirrors = [each for each in self._mirrors if not each.has_exited()]
         self._mirrors.append(mirror)

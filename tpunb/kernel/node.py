@@ -1,7 +1,7 @@
 """`tpunb node`: runs the supervisor on one host of a run on several hosts.
 
-    starter (mirror, ssh, pod) ── stdin, the lifeline ──> this process ── pipes ──> supervisor
-                               <── stdout, the stream ──
+    starter (mirror, ssh) ── stdin, the lifeline ──> this process ── pipes ──> supervisor
+                          <── stdout, the stream ──
 
 This process has the role of the kernel on one machine: it determines which host this is, passes
 the run folder and stops to the supervisor, and sends the contents of the run folder. It reads the
@@ -17,7 +17,6 @@ import secrets
 import select
 import signal
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,14 +29,13 @@ from tpunb.machine import environment, hosts
 from tpunb.machine.hosts import Identity
 from tpunb.machine.machine import Machine, detect_machine, root_of
 from tpunb.machine.metadata import PATIENCE, read_all
-from tpunb.places import remote
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.protocol import JoinHosts
-from tpunb.runs.spec import RunSpec, RunState, Stop, StopCause, StopOrigin
-from tpunb.runs.stream import ARCHIVE, End, Hello, Line, Received, Replace, Start, decode, encode
-from tpunb.utils import env_vars, records
+from tpunb.runs.spec import RunSpec, Stop, StopCause, StopOrigin
+from tpunb.runs.stream import End, Hello, Line, Start, decode, encode
+from tpunb.utils import records
 from tpunb.utils.errors import SetupError, TpunbError
 from tpunb.utils.files import LineBuffer, LineTail
 from tpunb.utils.version import installed_versions
@@ -48,14 +46,6 @@ RETRY = 1.0
 """Seconds between attempts to look up host 0, whose name may appear later than this host starts."""
 REFUSED = 2
 """Exit status if nothing was started."""
-ALIVE_WITHIN = 60.0
-"""Seconds without a line after which a pod's follower counts as gone."""
-LAST_WORDS = 4_000_000
-"""Maximum bytes of a run's files that are written to a pod's log if no follower has taken them."""
-LINGER_AT_MOST = 3600.0
-"""Maximum seconds for which a pod waits while its files are fetched."""
-VARIABLES = "variables.json"
-"""File in the run folder with variables for the ranks, possibly secrets; removed once read."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +58,12 @@ class NodeOrder:
     rendezvous: str | None = None
     address: str | None = None
     key_file: str | None = None
-    files: Path | None = None
-    """Folder, such as a read-only ConfigMap, whose files are copied to the run folder; or None."""
     dry_run: bool = False
     stream: bool = False
     detach: bool = False
     heartbeat: float = 2.0
     lost_after: float = 20.0
     patience: float = 300.0
-    linger: float = 0.0
-    """Seconds for which a finished run waits for a follower to fetch its files."""
-    alone: float = 0.0
-    """Seconds without a follower after which the run is stopped; 0: never."""
     stdin: Input = field(default_factory=lambda: Input(0))
     stdout: IO[bytes] = field(default_factory=lambda: sys.stdout.buffer)
 
@@ -149,7 +133,6 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     """
     output = NodeOutput(order.stdout)
     known: Mapping[str, int] = {}
-    presence = _Presence(run)
     try:
         if since == "-":
             known = records.convert(Mapping[str, int], records.parse(order.stdin.line()))
@@ -157,16 +140,10 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
             known = records.convert(Mapping[str, int], records.read(Path(since)))
     except (OSError, ValueError) as error:
         raise TpunbError(f"--since {since}: {error}") from None
-    left, taken = threading.Event(), threading.Event()
-    waiting: list[Stop] = []
+    left = threading.Event()
 
-    def request(stop: Stop | Received | None) -> None:
-        if isinstance(stop, Received):
-            presence.take()
-            taken.set()
-        elif stop is not None and not run.spec.exists():
-            waiting.append(stop)
-        elif stop is not None:
+    def request(stop: Stop | None) -> None:
+        if stop is not None:
             state.request_stop(run, stop)
         elif since == "-":  # standard input has closed: the follower is gone
             left.set()
@@ -174,30 +151,13 @@ def follow_node(run: RunDir, since: str | None, order: NodeOrder) -> int:
     def follower_is_gone() -> bool:
         return output.closed or left.is_set()
 
-    alive = ALIVE_WITHIN if order.linger else 0.0
-    listener = threading.Thread(
-        target=_pass_on_stops, args=[order.stdin, request, alive], daemon=True
-    )
-    listener.start()
-
     def over() -> bool:
-        presence.note()
         return follower_is_gone() or not state.run_state(run).active
 
-    if order.linger:
-        _wait_for_folder(run, follower_is_gone)
-        for stop in waiting:
-            request(stop)
-    if follower_is_gone():
-        return 0
+    threading.Thread(target=_pass_on_stops, args=[order.stdin, request], daemon=True).start()
     state.read_spec(run)  # raises TpunbError if this is not a run folder
     _send_folder(run, known, order, output, over)
-    if follower_is_gone():
-        return 0
-    code = _end(run, order, output)
-    while order.linger and not taken.wait(1.0) and not follower_is_gone():
-        presence.note()  # the follower is fetching files
-    return code
+    return 0 if follower_is_gone() else _end(run, order, output)
 
 
 def _send_folder(
@@ -229,41 +189,6 @@ def _send_folder(
         time.sleep(POLL_INTERVAL)
 
 
-def _wait_for_folder(run: RunDir, over: Callable[[], bool]) -> None:
-    """Wait until the run has begun: a pod's follower may connect before that."""
-    while not over() and not (run.spec.exists() and (run.lock.exists() or run.result.exists())):
-        time.sleep(POLL_INTERVAL)
-
-
-class _Presence:
-    """Marks in the run folder by which a node knows about its followers, in other processes."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._seen = run.path / ".followed"
-        self._taken = run.path / ".taken"
-
-    def note(self) -> None:
-        """Mark that a follower is connected now."""
-        with contextlib.suppress(OSError):
-            self._seen.touch()
-
-    def take(self) -> None:
-        """Mark that a follower has taken all files."""
-        with contextlib.suppress(OSError):
-            self._taken.touch()
-
-    @property
-    def taken(self) -> bool:
-        return self._taken.exists()
-
-    def age(self) -> float:
-        """Return the seconds since the last mark of a follower; infinity if there was none."""
-        try:
-            return time.time() - self._seen.stat().st_mtime
-        except OSError:
-            return float("inf")
-
-
 def _end(run: RunDir, order: NodeOrder, output: NodeOutput, broken: str = "") -> int:
     """Write the run's end to the output and return its exit code."""
     result = state.read_result(run)
@@ -281,12 +206,12 @@ def _end(run: RunDir, order: NodeOrder, output: NodeOutput, broken: str = "") ->
 
 
 def _pass_on_stops(stdin: Input, stop: Callable[[Any], None], alive_within: float = 0.0) -> None:
-    """In a thread, pass each Stop and Received to `stop`, and None at the end of the input."""
+    """In a thread, pass each Stop to `stop`, and None at the end of the input."""
     with contextlib.suppress(OSError):  # no standard input
         while line := stdin.line(alive_within):
             with contextlib.suppress(ValueError):  # a message of another version
                 said = decode(line)
-                if isinstance(said, (Stop, Received)):
+                if isinstance(said, Stop):
                     stop(said)
     stop(None)
 
@@ -300,8 +225,6 @@ class Node:
         self.run_dir = RunDir(order.run)
         self._supervisor: SupervisorProcess | None = None
         self._let_go = threading.Event()
-        self._evicted = False
-        """True if a signal of the platform ends this process."""
 
     def run(self) -> int:
         """Run until the run has ended on this host, or is detached; return the exit status."""
@@ -312,8 +235,6 @@ class Node:
                 f"{order.heartbeat:g}: one heartbeat may be late"
             )
         started = self._read_start()
-        if order.files is not None:
-            _copy_files(order.files, order.run)
         spec = state.read_spec(self.run_dir)
         machine = detect_machine(os.environ, patience=PATIENCE)
         identity = self._identify()
@@ -348,71 +269,13 @@ class Node:
             )
             listener.start()
         over = self._detached_is_over if order.detach else self._is_over
-        if order.alone:
-            threading.Thread(target=self._stop_when_alone, daemon=True).start()
         _send_folder(self.run_dir, {}, order, self._output, over)
         if self._let_go.is_set():
             supervisor.detach()
             return 0
         broken = supervisor.broken
         supervisor.close()
-        code = _end(self.run_dir, order, self._output, broken)
-        if order.linger:
-            self._copy_to_bucket(env.get(env_vars.CHECKPOINTS, ""), identity.node_rank)
-            self._linger()
-            if not self._evicted and _stopped_on_purpose(self.run_dir):
-                return 0  # with another status JobSet would restart all pods
-        return code
-
-    def _stop_when_alone(self) -> None:
-        """In a thread, stop the run if it has no follower: its kernel may have vanished."""
-        presence = _Presence(self.run_dir)
-        began = time.monotonic()
-        while min(time.monotonic() - began, presence.age()) < self._order.alone:
-            time.sleep(1.0)
-        self._on_stop(Stop(StopCause.KERNEL_GONE, "no process follows the run"))
-
-    def _copy_to_bucket(self, url: str, node_rank: int) -> None:
-        """Copy the run's files next to its checkpoints, for use after this pod has ended."""
-        if "://" not in url:
-            return
-        from tpunb.places import bucket
-
-        try:
-            bucket.put_folder(self.run_dir, url, node_rank)
-        except Exception as error:  # whatever a file system of fsspec's raises
-            text = f"tpunb: the run's files were not copied to {url}: {error}\n"
-            self._output.write(text.encode())
-
-    def _linger(self) -> None:
-        """Wait until a follower has taken the run's files; otherwise write them to the log."""
-        presence = _Presence(self.run_dir)
-        began = time.monotonic()
-        while not presence.taken:
-            waited = time.monotonic() - began
-            followed = presence.age() < ALIVE_WITHIN
-            if waited > LINGER_AT_MOST or (waited > self._order.linger and not followed):
-                self._write_last_words()
-                return
-            time.sleep(POLL_INTERVAL)
-
-    def _write_last_words(self) -> None:
-        """Write the run's files as lines of a stream, up to LAST_WORDS bytes, small ones first."""
-        lines = [
-            encode(said)
-            for said in FolderStream(self.run_dir).read(last=True)
-            if not isinstance(said, Replace) or not said.file.endswith("/pulse")
-        ]
-        room, fits = LAST_WORDS, set()
-        for number, line in sorted(enumerate(lines), key=lambda each: len(each[1])):
-            room -= len(line)
-            if room >= 0:
-                fits.add(number)
-        for number, line in enumerate(lines):  # the result is the last one
-            if number in fits:
-                self._output.write(line)
-        result = state.read_result(self.run_dir)
-        self._output.send(End(1 if result is None else result.returncode or 0))
+        return _end(self.run_dir, order, self._output, broken)
 
     def _is_over(self) -> bool:
         assert self._supervisor is not None
@@ -495,14 +358,6 @@ class Node:
         self, spec: RunSpec, machine: Machine, started: Start | None
     ) -> dict[str, str]:
         variables = dict(started.variables) if started is not None else {}
-        file = self.run_dir.path / VARIABLES
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                variables |= records.convert(Mapping[str, str], records.read(file))
-            except ValueError as error:
-                raise TpunbError(f"{file}: {error}") from None
-            finally:
-                file.unlink(missing_ok=True)
         if spec.spmd is not None:
             shown = "the run's spec"
             cores = spec.spmd // max(1, len(spec.hosts))
@@ -543,7 +398,6 @@ class Node:
             self._on_stop(Stop(StopCause.USER, "interrupted", StopOrigin.COMMAND, pressed > 1))
 
         def terminate(number: int, frame: object) -> None:
-            self._evicted = True
             self._on_stop(
                 Stop(StopCause.KERNEL_GONE, f"{signal.Signals(number).name} to tpunb node")
             )
@@ -552,10 +406,8 @@ class Node:
         signal.signal(signal.SIGTERM, terminate)
         signal.signal(signal.SIGHUP, terminate)
 
-    def _on_stop(self, stop: Stop | Received | None) -> None:
+    def _on_stop(self, stop: Stop | None) -> None:
         """Pass a stop to the supervisor. None: standard input has closed."""
-        if isinstance(stop, Received):
-            return  # this process ends anyway
         assert self._supervisor is not None
         if stop is None:
             if self._order.detach:
@@ -564,12 +416,6 @@ class Node:
             reason = "lost the connection to the machine that started the run"
             stop = Stop(StopCause.KERNEL_GONE, reason)
         self._supervisor.stop(self.run_dir.path, stop)
-
-
-def _stopped_on_purpose(run: RunDir) -> bool:
-    """True if a run has ended because a stop or time limit was requested."""
-    result = state.read_result(run)
-    return result is not None and result.state in (RunState.INTERRUPTED, RunState.TIMED_OUT)
 
 
 def _identify(order: NodeOrder) -> Identity:
@@ -594,23 +440,6 @@ def _describe(identity: Identity, shown: str, machine: Machine) -> bytes:
         f"{identity.source}; host 0 listens at {identity.leader}:{identity.port}\n"
         f"tpunb: {chips}; {found}\n"
     ).encode()
-
-
-def _copy_files(source: Path, folder: Path) -> None:
-    """Copy a run's files into its folder, which only this user can read."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for file in source.iterdir():
-            if file.name == ARCHIVE:
-                with tarfile.open(file) as archive:
-                    remote.extract(archive, str(folder))
-            elif file.is_file():
-                (folder / file.name).touch(0o600)
-                (folder / file.name).write_bytes(file.read_bytes())
-    except tarfile.TarError as error:
-        raise TpunbError(f"--files {source}: {ARCHIVE} cannot be read: {error}") from None
-    except OSError as error:
-        raise TpunbError(f"--files {source}: {error.strerror}: {error.filename}") from None
 
 
 def facts(run: RunDir, spec: RunSpec, machine: Machine) -> dict[str, str]:

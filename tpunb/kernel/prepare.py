@@ -14,7 +14,6 @@ from tpunb.machine import environment
 from tpunb.machine.machine import Machine
 from tpunb.places.target import Target
 from tpunb.utils import env_vars
-from tpunb.utils.errors import TpunbError
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
@@ -46,14 +45,6 @@ def prepare(
     from tpunb.kernel import pipeline
 
     return pipeline.make_request(options, source(cores), machine, cores, runs=runs, target=target)
-
-
-def refuse_unsupported(target: Target, options: TrainOptions) -> None:
-    """Raise TpunbError for an option that the place does not support."""
-    plain = TrainOptions()
-    for name, why in target.cannot.items():
-        if name != "stop" and getattr(options, name) != getattr(plain, name):
-            raise TpunbError(f"{options.written(name.replace('_', '-'))}: {why}")
 
 
 def choose_cores(target: Target, wanted: Cores | str | None, option: str) -> int:

@@ -80,7 +80,7 @@ def _row(run: RunDir, peak: float | None) -> dict[str, Any]:
         peak = _peak(run)
     if peak is not None and flops is not None:
         row["mfu"] = speed * flops / (cores * peak * 1e12)
-    if result is not None and result.price is not None and result.price.unit == "$":
+    if result is not None and result.price is not None:
         row["dollars"] = result.price.cost(1e6 / speed)
     return row
 

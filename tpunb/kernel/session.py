@@ -38,7 +38,7 @@ from tpunb.kernel.options import (
     TrainOptions,
     ranks_to_show,
 )
-from tpunb.kernel.prepare import choose_cores, prepare, refuse_unsupported
+from tpunb.kernel.prepare import choose_cores, prepare
 from tpunb.kernel.rank_names import RankNames
 from tpunb.kernel.returned import Returned, ReturnedRun
 from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
@@ -533,7 +533,6 @@ class Session:
         show = partial(show_waiting, front)
         try:
             target = kinds.find_target(name, Path.cwd(), show, lambda: interrupts.count > 0)
-            refuse_unsupported(target, options)
             if not options.dry_run and (costs := target.estimate.describe(options.timeout)):
                 show("; ".join(costs))
             return target
@@ -594,14 +593,6 @@ class Session:
     def leave(self, run: Run | Attached) -> None:
         """Print how to follow and stop a detached run."""
         name, runs = run.spec.id, shlex.quote(str(run.dir.path.parent))
-        if cannot := kinds.reason_not_stoppable(run.dir):
-            print(
-                f"run {name} continues without this notebook, on {run.spec.cores()}\n"
-                f"  follow it and get its result: %tpu_attach {name}\n"
-                f"  in a terminal: tpunb attach {name} --runs {runs}\n"
-                f"  {cannot}"
-            )
-            return
         print(
             f"run {name} continues without this notebook, on {run.spec.cores()}\n"
             f"  follow it and get its result: %tpu_attach {name}\n"
@@ -699,8 +690,7 @@ class Session:
         with counted_interrupts() as interrupts:
             if not follow_to_end(panel.show_run(run, view), run, interrupts, None):
                 view.leave("still running; this cell stopped following it")
-                stop = kinds.reason_not_stoppable(run.dir) or f"%tpu_stop {run.dir.id} stops it"
-                print(f"run {run.dir.id} is still running; {stop}")
+                print(f"run {run.dir.id} is still running; %tpu_stop {run.dir.id} stops it")
                 return None
             result = _finish(run, view)
         delivery = self.returned.add(
@@ -711,7 +701,6 @@ class Session:
     def stop(self, wanted: str | None) -> None:
         """`%tpu_stop`: request a stop, and wait until the run has ended."""
         run = state.find_active(self.defaults.runs, wanted)
-        kinds.refuse_stop(run)
         mirror.ensure(run)
         for line in state.stop_run(run, "stopped with %tpu_stop", StopOrigin.MAGIC):
             print(line, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,9 @@ from pathlib import Path
 
 from IPython.core.error import UsageError
 from IPython.utils.text import DollarFormatter
+from nbformat import NotebookNode
 
+from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
 from tpunb.kernel import cost, pipeline
@@ -27,20 +28,22 @@ from tpunb.kernel.launcher import (
     show_events,
 )
 from tpunb.kernel.options import TRAIN, TrainOptions
-from tpunb.kernel.prepare import prepare, refuse_unsupported
+from tpunb.kernel.prepare import prepare
 from tpunb.machine import machine
-from tpunb.notebook.convert import earlier_values, redaction
+from tpunb.notebook.convert import redaction
+from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
-from tpunb.notebook.models import Snapshot
+from tpunb.notebook.models import Export, Snapshot
 from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
-from tpunb.places import jobset, kinds, mirror
-from tpunb.places.config import JobSetSettings, find_place
+from tpunb.places import jobset, kaggle, kinds, mirror
+from tpunb.places.config import JobSetSettings, KaggleSettings, find_place
 from tpunb.places.target import Target
 from tpunb.runs import directory, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.spec import RunState, Stop, StopOrigin
+from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import counted_interrupts
 from tpunb.utils.text import parse_ranks
@@ -61,13 +64,20 @@ def submit(
 ) -> int:
     """Run the notebook's train cell, with the options of its option line, at a place.
 
-    Returns the exit status: 0 if the run has succeeded, or, with `detach`, if it was started.
+    On Kaggle, run the whole notebook. Returns the exit status: 0 if the run has succeeded, or,
+    with `detach`, if it was started.
     """
+    if isinstance((config := find_place(place, Path.cwd())).settings, KaggleSettings):
+        if cell is not None:
+            raise TpunbError("--cell: Kaggle runs the whole notebook")
+        node = _read(notebook, parameters)
+        return kaggle.run_notebook(
+            node, notebook.stem, config, runs, detach=detach, dry_run=dry_run
+        )
     snapshot = _load(notebook, cell, parameters)
     options = _options(snapshot)
     options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = kinds.find_target(place, Path.cwd(), print, lambda: False)
-    refuse_unsupported(target, options)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))
@@ -87,8 +97,6 @@ def submit(
         elif pressed.count:
             state.request_stop(folder, _INTERRUPTED)
     if detach:
-        if cannot := kinds.reason_not_stoppable(folder):
-            print(cannot)
         print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
         return 0
     try:
@@ -107,36 +115,46 @@ def _ask(prompt: str) -> str:
 def print_manifest(
     notebook: Path, cell: str | None, parameters: Mapping[str, str], place: str
 ) -> int:
-    """Print the Kubernetes objects that run the notebook's train cell at a place of kind "jobset".
+    """Print the Kubernetes objects that run the notebook up to its train cell in a cluster.
 
-    Nothing is started, and no local run folder is created.
+    `place`: of kind "jobset". Nothing is started, and no local run folder is created.
     """
     config = find_place(place, Path.cwd())
-    if not isinstance(config.settings, JobSetSettings):
+    if not isinstance(settings := config.settings, JobSetSettings):
         raise TpunbError(f'--manifest: place {place} is of kind "{config.kind}", not "jobset"')
     snapshot = _load(notebook, cell, parameters)
-    options = replace(_options(snapshot), on=place)
-    name = jobset.name_run(options.name or snapshot.name, config)
-    target = jobset.JobSetTarget(config, name)
-    request = _prepare(snapshot, options, target, Path.cwd() / "runs")
-    request.raise_for_lint()
-    script = request.notebook.script
-    if earlier := earlier_values.runs_read(script.text):
+    options = _options(snapshot)
+    choice = _backend(snapshot)
+    backend = choice.backend
+    ranks = settings.slice.hosts * jobset.ranks_of_host(settings, backend)
+    prepared = pipeline.prepare_file(snapshot, replicate=False, backend=backend, ranks=ranks)
+    prepared.raise_for_lint(ranks)
+    if options.cores not in (None, "all", ranks):
         raise TpunbError(
-            f"the train cell reads values of earlier runs ({', '.join(map(str, earlier))}), which "
-            "a manifest cannot contain"
+            f"--cores {options.cores}: place {place} has {ranks}, which start together"
         )
-    if options.returns:
-        raise TpunbError(
-            "--manifest with --returns: the values would stay in the pods; remove --returns, and "
-            "save the values to a bucket"
-        )
-    spec = request.spec(name)
+    variables = dict(options.env)
+    if options.resume is not None:
+        if "://" not in options.resume:
+            raise TpunbError(f"--resume {options.resume}: give the URL of the checkpoints")
+        variables[env_vars.RESUME] = options.resume
+    script = convert(snapshot, export=Export.WITH_SETUP)
     text = jobset.write_manifest(
-        target, spec, script.text, request.remote_env(name), secrets.token_hex(32)
+        config,
+        jobset.name_run(options.name or snapshot.name, settings),
+        script.text,
+        variables,
+        backend=backend,
+        spmd=script.spmd is not None,
+        grace=options.grace,
+        restarts=options.retries,
+        timeout=options.timeout,
     )
     print(text, end="")
-    for note in request.notes(spec):
+    notes = [choice, *script.requirements]
+    if options.returns or options.profile:
+        notes.append("what --returns and --profile bring back stays in the pods: save to a bucket")
+    for note in notes:
         print(f"tpunb: {note}", file=sys.stderr)
     return 0
 
@@ -166,9 +184,10 @@ def follow(
     with counted_interrupts() as pressed:
         if not follow_to_end(show_events(run, view), run, pressed, stop):
             view.leave("still running")
-            how = kinds.reason_not_stoppable(run.dir) or f"`tpunb stop {run.dir.id}` stops it"
             follows = f"`tpunb attach {run.dir.id}` follows it"
-            print(f"run {run.dir.id} is still running ({follows}); {how}")
+            print(
+                f"run {run.dir.id} is still running ({follows}); `tpunb stop {run.dir.id}` stops it"
+            )
             return 0
         result = run.result()
         view.finish(result)
@@ -177,20 +196,28 @@ def follow(
     return 0 if result.state is RunState.SUCCEEDED else 1
 
 
+def _read(notebook: Path, parameters: Mapping[str, str]) -> NotebookNode:
+    """Read the notebook, with the values of `parameters` as papermill injects them."""
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
+
+    node: NotebookNode = load_notebook_node(str(notebook))
+    if not parameters:
+        return node
+    refuse_unknown(notebook, parameters)
+    values = {name: parameter(text) for name, text in parameters.items()}
+    node = parameterize_notebook(node, values, kernel_name="python3", language="python")
+    return node
+
+
 def _load(notebook: Path, cell: str | None, parameters: Mapping[str, str]) -> Snapshot:
     """Load the notebook and insert the values of `parameters` as papermill does."""
     if not parameters:
         snapshot = load_snapshot(notebook, cell)
     else:
         import nbformat
-        from papermill.iorw import load_notebook_node
-        from papermill.parameterize import parameterize_notebook
 
-        refuse_unknown(notebook, parameters)
-        values = {name: parameter(text) for name, text in parameters.items()}
-        made = parameterize_notebook(
-            load_notebook_node(str(notebook)), values, kernel_name="python3", language="python"
-        )
+        made = _read(notebook, parameters)
         with tempfile.NamedTemporaryFile("w", suffix=".ipynb", prefix="tpunb-") as file:
             nbformat.write(made, file)
             file.flush()
@@ -220,19 +247,23 @@ def _options(snapshot: Snapshot) -> TrainOptions:
         raise TpunbError(str(error)) from None
 
 
+def _backend(snapshot: Snapshot) -> BackendChoice:
+    code = [(cell.number, cell.source) for cell in snapshot.cells if cell.kind == "code"]
+    return choose_for(None, code)
+
+
 def _prepare(
     snapshot: Snapshot, options: TrainOptions, target: Target, runs: Path
 ) -> pipeline.RunRequest:
-    code = [(cell.number, cell.source) for cell in snapshot.cells if cell.kind == "code"]
-    backend = choose_for(None, code).backend
+    backend = _backend(snapshot).backend
     here = machine.detect_machine(os.environ).with_backend(backend)
 
-    def convert(cores: int) -> pipeline.PreparedNotebook:
+    def prepared(cores: int) -> pipeline.PreparedNotebook:
         again = options.replicate
         return pipeline.prepare_file(snapshot, replicate=again, backend=backend, ranks=cores)
 
     try:
-        return prepare(convert, target, options, here, runs)
+        return prepare(prepared, target, options, here, runs)
     except UsageError as error:
         raise TpunbError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Packs files for hosts, pods and notebooks: those of a run, the user's, and tpunb itself."""
+"""Packs files for hosts: those of a run, the user's, and tpunb itself."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ def run_files(run: RunDir, names: Iterable[str]) -> dict[str, Path | bytes]:
     return {name: run.path / name for name in names if (run.path / name).exists()}
 
 
-def own_package(left_out: tuple[str, ...] = ()) -> dict[str, Path | bytes]:
-    """Tpunb's own files as entries of an archive, but for folders of the package in `left_out`."""
+def own_package() -> dict[str, Path | bytes]:
+    """Tpunb's own files as entries of an archive."""
     package = Path(PACKAGE_ROOT, "tpunb")
-    skipped = tuple(f"{folder}/" for folder in left_out)
     names = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*"))}
     return {
         f"tpunb/{name}": path
         for name, path in names.items()
-        if path.is_file() and "__pycache__" not in path.parts and not name.startswith(skipped)
+        if path.is_file() and "__pycache__" not in path.parts
     }

@@ -42,17 +42,19 @@ ports of torch_xla's ranks."""
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of every kind of place."""
-
-    port: int = PORT
-    checkpoints: str = ""
-    """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
-    ask_above: float | None = None
-    """Ask before a run that may cost more: dollars, or hours of a quota. None: never ask."""
+    """Settings of a place."""
 
 
 @dataclass(frozen=True)
-class HostSettings(Settings):
+class SavingSettings(Settings):
+    """Settings of places whose runs tpunb tells where to save."""
+
+    checkpoints: str = ""
+    """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
+
+
+@dataclass(frozen=True)
+class HostSettings(SavingSettings):
     """Settings of every place with existing hosts."""
 
     python: str = "python3"
@@ -66,6 +68,9 @@ class HostSettings(Settings):
     """Whether the hosts' packages are only compared with the local ones, or installed with uv."""
     cores: int | None = None
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
+    port: int = PORT
+    ask_above: float | None = None
+    """Ask before a run that may cost more dollars. None: never ask."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +100,15 @@ class GcloudMigSettings(GcloudTpuSettings):
 
 
 @dataclass(frozen=True)
-class JobSetSettings(Settings):
-    """`kind = "jobset"`: pods of a Kubernetes cluster with TPUs, one for each host of a slice."""
+class JobSetSettings(SavingSettings):
+    """`kind = "jobset"`: a Kubernetes cluster with TPUs, for `tpunb submit --manifest`."""
 
     accelerator: str = ""
     """'v6e': one of `slices.ACCELERATORS`."""
     topology: str = ""
     """'4x4': chips along each side."""
     image: str = ""
-    """Container image with tpunb, torch, torch_xla and the notebook's other packages."""
+    """Container image with tpunb, torch, torch_xla or torch_tpu, and the notebook's packages."""
     chips_per_host: int | None = None
     """Needed if the topology leaves a choice; None: 4, or 1 for a single chip."""
     namespace: str = ""
@@ -112,12 +117,6 @@ class JobSetSettings(Settings):
     """Kueue's LocalQueue; without one the pods start as soon as the cluster has room."""
     service_account: str = ""
     """Kubernetes service account of the pods, for access to a bucket."""
-    restarts: int = 0
-    """How often JobSet starts all pods again after a pod has failed."""
-    context: str = ""
-    """kubectl's context; '': the current one."""
-    wait: float = 3600.0
-    """Seconds that a run may wait for its pods to begin before it is abandoned."""
 
     @property
     def slice(self) -> Slice:
@@ -127,19 +126,14 @@ class JobSetSettings(Settings):
 
 @dataclass(frozen=True)
 class KaggleSettings(Settings):
-    """`kind = "kaggle"`: sessions of Kaggle's notebooks."""
+    """`kind = "kaggle"`: Kaggle, for `tpunb submit`."""
 
     accelerator: str = "TpuV5E8"
     """Kaggle's name of the accelerator; "": none, for a rehearsal on the session's processors."""
     session_hours: float = 9.0
-    """Hours after which Kaggle ends the session; the run is stopped a little earlier. Kaggle also
-    has its own limit, 9 hours with a TPU."""
+    """Hours after which Kaggle ends the session. It has its own limit, too, 9 hours with a TPU."""
     internet: bool = True
-    """Whether the session has internet access; tpunb itself needs none in it."""
-    files: tuple[str, ...] = ()
-    """Small files and folders to copy inside the notebook, as in `HostSettings.files`."""
-    cores: int | None = None
-    """Ranks without an accelerator; None: 4."""
+    """Whether the session has internet access, with which the notebook installs tpunb."""
 
 
 KINDS: Mapping[str, type[Settings]] = {
@@ -211,7 +205,7 @@ class PlaceConfig:
 
     def checkpoints(self, run_id: str) -> str:
         """Where a run saves checkpoints; '' if each host keeps its own."""
-        shared = self.settings.checkpoints.rstrip("/")
+        shared = self.settings_as(SavingSettings).checkpoints.rstrip("/")
         return f"{shared}/{run_id}" if shared else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -380,10 +374,6 @@ def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:
             return key, ": a name in Kubernetes consists of lower-case letters, digits and dashes"
     if re.search(r"\s", settings.image):
         return "image", ": an image's name must not contain spaces"
-    if settings.restarts < 0:
-        return "restarts", ": write 0 or more"
-    if settings.wait <= 0:
-        return "wait", ": write more than 0 seconds"
     return None
 
 

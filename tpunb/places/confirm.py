@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from IPython.core.error import StdinNotImplementedError  # raised if there is no input
 
-from tpunb.places.target import PlaceTarget
+from tpunb.places.target import Target
 from tpunb.utils.errors import TpunbError
 
 
 def confirm_cost(
-    target: PlaceTarget,
+    target: Target,
     timeout: float | None,
     ask: Callable[[str], str],
     yes: str,
@@ -37,13 +37,11 @@ def confirm_cost(
         raise TpunbError(f"not started, as the answer was no. {warning}")
 
 
-def _cost_warning(target: PlaceTarget, timeout: float | None) -> str | None:
+def _cost_warning(target: Target, timeout: float | None) -> str | None:
     """A warning if a run may cost more than `ask_above`, otherwise None."""
-    allowed, estimate = target.place.settings.ask_above, target.estimate
+    allowed, estimate = target.ask_above, target.estimate
     most = estimate.most(timeout)
     if allowed is None or (most is not None and most <= allowed):
         return None
-    price = estimate.price
-    named = f"{allowed:g}" if price is None else price.amount(allowed)
     told = "".join(f"{line}. " for line in estimate.describe(timeout)[:1])
-    return f"{told}It may cost more than {named} (ask_above of [places.{target.place.name}])"
+    return f"{told}It may cost more than ${allowed:.2f} (ask_above of [places.{target.place_name}])"

@@ -10,12 +10,13 @@ import os
 import select
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from tpunb.places import check, remote
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import by_host
-from tpunb.places.target import PlaceReport
 from tpunb.places.transport import HostProcess, Transport, make_transport, remote_command
 from tpunb.runs.spec import count_cores
 from tpunb.utils.files import LineBuffer
@@ -32,6 +33,45 @@ Unreached = tuple[str, str, tuple[int, ...]]
 """A host, another host that it does not reach, and at which ports; () for any port."""
 
 
+@dataclass(frozen=True)
+class PlaceReport:
+    """The report of `tpunb doctor --on` about a place."""
+
+    hosts: HostsReport
+    found: tuple[tuple[str, str], ...]
+    """Pairs of a host's name and a problem that prevents a run."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Pairs of a host's name and a problem that prevents a run."""
+        return list(self.found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `--json`."""
+        return {
+            "place": self.hosts.place.name,
+            "kind": self.hosts.place.kind,
+            **self.hosts.to_json(),
+            "problems": [{"host": host, "message": what} for host, what in self.found],
+        }
+
+    def text(self) -> str:
+        """Text for a terminal."""
+        report, place, hosts = self.hosts, self.hosts.place, len(self.hosts.names)
+        last = [f"problem: {line}" for line in by_host(self.found)]
+        if not last:
+            cores = count_cores(hosts * report.local_cores, report.device, hosts)
+            last = [f"ready: %%tpu_train --on {place.name} runs on {cores}"]
+        return "\n".join(
+            [
+                f"place {place.name} ({place.kind}, {place.file})",
+                f"{hosts} hosts:",
+                *_table(report),
+                *(f"note: {line}" for line in by_host(report.notes())),
+                *last,
+            ]
+        )
+
+
 def inspect_hosts(place: PlaceConfig) -> PlaceReport:
     """Probe all hosts of a place, and let them connect to each other. Raises PlaceError."""
     transport = make_transport(place)
@@ -44,14 +84,7 @@ def inspect_hosts(place: PlaceConfig) -> PlaceReport:
 
 def make_report(report: HostsReport, unreached: Sequence[Unreached] = ()) -> PlaceReport:
     """The report about hosts, from their facts and which of them do not reach each other."""
-    place, hosts = report.place, len(report.names)
-    lines = [f"{hosts} hosts:", *_table(report)]
-    lines += [f"note: {line}" for line in by_host(report.notes())]
-    problems = (*report.problems(), *_reach_problems(report, unreached))
-    ready = ""
-    if not problems:
-        ready = f"runs on {count_cores(hosts * report.local_cores, report.device, hosts)}"
-    return PlaceReport(place, tuple(lines), problems, report.to_json(), ready)
+    return PlaceReport(report, (*report.problems(), *_reach_problems(report, unreached)))
 
 
 def _reach_problems(
@@ -62,7 +95,7 @@ def _reach_problems(
     if several and report.rendezvous_port() is None:
         yield (
             report.names[0],
-            f"no port is free for the rendezvous, from {place.settings.port} on: name another "
+            f"no port is free for the rendezvous, from {place.host_settings.port} on: name another "
             f"`port` in [places.{place.name}]",
         )
     for source, target, ports in unreached:

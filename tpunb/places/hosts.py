@@ -30,7 +30,7 @@ from tpunb.places.transport import (
 )
 from tpunb.runs import folder_stream, stream
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunState, Stop
+from tpunb.runs.spec import Stop
 from tpunb.runs.stream import Alive, End, Line, Start
 from tpunb.utils import files
 from tpunb.utils.tools import PATIENCE
@@ -76,8 +76,6 @@ class _Connection:
 
 class HostsPlace(Place):
     """A run on hosts: a connection to each host, with one thread to read and one to write."""
-
-    placed: HostsRun
 
     def __init__(self, run: RunDir, placed: HostsRun, transport: Transport | None = None) -> None:
         super().__init__(run, placed)
@@ -229,15 +227,7 @@ class HostsPlace(Place):
         for host in list(self._connections):
             self._close(host)
 
-    # State and files
-
-    def state(self) -> RunState | None:
-        command = remote_command(self.placed.python, "state", self.placed.folders[0])
-        answer = ask_hosts(self._transport, {0: (command, b"")})[0]
-        try:
-            return RunState(answer.output.decode().strip().rpartition("\n")[2])
-        except ValueError:  # no answer, or no state in it
-            return None
+    # Files
 
     def fetch(
         self, patterns: Sequence[str], into: Path, hosts: Sequence[int] | None = None

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from tpunb.machine.machine import Machine
 from tpunb.places import check, environment
 from tpunb.places.check import HostsReport, interpreter
-from tpunb.places.config import HostSettings, PlaceConfig
-from tpunb.places.doctor import inspect_hosts
+from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
-from tpunb.places.hosts import HostsPlace
 from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
-from tpunb.places.target import Estimate, PlaceKind, PlaceTarget
+from tpunb.places.target import Estimate, Target
 from tpunb.places.transport import make_transport
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device
 from tpunb.utils.errors import TpunbError
 
+_SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
+
 
 @dataclass(frozen=True)
-class HostsTarget(PlaceTarget):
+class HostsTarget(Target):
     """The hosts of a place, in order of node rank, which have answered and fit each other."""
 
     place: PlaceConfig
@@ -35,6 +35,10 @@ class HostsTarget(PlaceTarget):
     """The local folder from which files are copied."""
     cwd: Path
     """The local working directory: `root` or a folder below it."""
+
+    @property
+    def place_name(self) -> str:
+        return self.place.name
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -48,11 +52,39 @@ class HostsTarget(PlaceTarget):
     def local_cores(self) -> int:
         return self.report.local_cores
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
+    def machine(self, here: Machine) -> Machine:
         host = self.report.answered[0][1].machine
-        known = {"chips": host.chips, "accelerator_type": host.accelerator_type}
-        return {**known, "memory": host.memory} if host.memory else known
+        return replace(
+            here,
+            platform=self.place.kind,
+            kind=f"place {self.place.name}",
+            device=self.device,
+            generation="",
+            workers=len(self.hosts),
+            chips=host.chips,
+            accelerator_type=host.accelerator_type,
+            memory=host.memory or here.memory,
+        )
+
+    def choose_cores(self, wanted: int | str | None) -> int:
+        hosts, local = len(self.hosts), self.local_cores
+        if wanted in (None, "all"):
+            return hosts * local
+        cores = int(wanted or 0)
+        if cores % hosts or not cores:
+            raise ValueError(
+                f"{cores} cores: place {self.place.name} has {hosts} hosts with the same number "
+                f"of ranks each, so --cores must be a multiple of {hosts}"
+            )
+        if self.device == "TPU" and cores != hosts * local:
+            raise ValueError(
+                f"{cores} cores: place {self.place.name} has {hosts * local} chips, which start "
+                "together or not at all (--cores all)"
+            )
+        return cores
+
+    def checkpoints(self, run_id: str) -> str | None:
+        return self.place.checkpoints(run_id) or None
 
     @property
     def work(self) -> str:
@@ -80,8 +112,7 @@ class HostsTarget(PlaceTarget):
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
         shared = "" if place is None else place.checkpoints(run.id)
-        on_hosts = place is not None and isinstance(place.settings, HostSettings)
-        if not (shared or (on_hosts and len(self.hosts) == 1)):
+        if not (shared or (place is not None and len(self.hosts) == 1)):
             raise TpunbError(
                 f"not all hosts of {self.place.name} can read the checkpoints of run {run.id}: "
                 f"name a folder that they share, or a URL, as `checkpoints` of "
@@ -96,26 +127,28 @@ class HostsTarget(PlaceTarget):
         unknown = "" if known else f"the price list does not cover the hosts of {self.place.name}"
         return Estimate(price, unknown)
 
-    def notes(self, script: str) -> list[str]:
-        return [
-            *(f"{host}: {what}" for host, what in self.report.notes()),
-            *super().notes(script),
-        ]
+    @property
+    def ask_above(self) -> float | None:
+        return self.place.host_settings.ask_above
 
-    def without_checkpoints(self) -> list[str]:
-        if len(self.hosts) == 1:
-            return []
+    def notes(self, script: str) -> list[str]:
+        known = [f"{host}: {what}" for host, what in self.report.notes()]
+        shared = self.place.host_settings.checkpoints
+        if shared or len(self.hosts) == 1 or not _SAVES.search(script):
+            return known
         return [
+            *known,
             "each host keeps its own checkpoints, and rank 0's are on "
             f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
-            f"as `checkpoints` of [places.{self.place.name}]"
+            f"as `checkpoints` of [places.{self.place.name}]",
         ]
 
     def placed(self, run_id: str, *, detached: bool) -> HostsRun:
+        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
         port = self.report.rendezvous_port()
         if port is None:
             raise PlaceError(
-                f"port {self.place.settings.port} and the next ones are in use on "
+                f"port {self.place.host_settings.port} and the next ones are in use on "
                 f"{self.hosts[0]}: name another `port` in [places.{self.place.name}]",
                 self.place.file,
                 f"places.{self.place.name}.port",
@@ -160,7 +193,3 @@ def find_hosts(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> Hos
         raise HostsError(name, tuple(problems))
     say(f"the hosts of place {name} have answered: {hosts}")
     return HostsTarget(place, report, tuple(targets[i] for i in order), place.root(cwd), cwd)
-
-
-KIND = PlaceKind(find_hosts, HostsRun, HostsPlace, inspect_hosts)
-"""Functions of places with existing hosts."""

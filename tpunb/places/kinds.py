@@ -1,31 +1,24 @@
-"""Finds the module for a kind of place. Each is imported when a place of its kind is used."""
+"""Finds a place that runs can be sent to; says what to do with a place of another kind."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tpunb.places.config import find_place
-from tpunb.places.place import Cancelled, Check, Place, PlacedRun, Say, place_of
-from tpunb.places.target import PlaceKind, PlaceReport, PlaceTarget
-from tpunb.runs import state
+from tpunb.places.config import JobSetSettings, KaggleSettings, PlaceConfig, find_place
+from tpunb.places.errors import PlaceError
+from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
 from tpunb.runs.directory import RunDir
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.tools import StoppedError
 
-
-def find_kind(kind: str) -> PlaceKind:
-    """The functions of a kind of place, a key of `config.KINDS`."""
-    match kind:
-        case "jobset":
-            from tpunb.places.gke import KIND
-        case "kaggle":
-            from tpunb.places.kaggle import KIND
-        case _:
-            from tpunb.places.hosts_target import KIND
-    return KIND
+if TYPE_CHECKING:
+    from tpunb.places.doctor import PlaceReport
+    from tpunb.places.hosts import HostsPlace
+    from tpunb.places.hosts_target import HostsTarget
 
 
-def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> PlaceTarget:
+def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> HostsTarget:
     """Return the place `name`, after checking that it can take a run.
 
     `say` is called with progress messages: the check may take a minute, and longer if packages are
@@ -34,9 +27,11 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> PlaceTarget
     Raises PlaceError for errors in `places.toml`, other TpunbErrors if the place cannot take a run
     or `cancelled` returns True.
     """
-    place = find_place(name, cwd)
+    from tpunb.places.hosts_target import find_hosts
+
+    place = _find_place(name, cwd)
     try:
-        target = find_kind(place.kind).find_target(place, cwd, say, cancelled)
+        target = find_hosts(place, cwd, say, cancelled)
         if not cancelled():
             return target
     except (Cancelled, StoppedError):
@@ -46,37 +41,38 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> PlaceTarget
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:
     """The report of `tpunb doctor --on`. Raises PlaceError."""
+    from tpunb.places.doctor import inspect_hosts
+
+    return inspect_hosts(_find_place(name, cwd))
+
+
+def _find_place(name: str, cwd: Path) -> PlaceConfig:
     place = find_place(name, cwd)
-    return find_kind(place.kind).inspect(place)
+    told = ""
+    match place.settings:
+        case JobSetSettings():
+            told = (
+                "a cluster, for which tpunb writes what kubectl runs: `tpunb submit NB.ipynb --on "
+                f"{name} --manifest > run.yaml`, then `kubectl apply -f run.yaml` and the `kubectl "
+                "logs -f` of its first lines"
+            )
+        case KaggleSettings():
+            told = (
+                f"Kaggle, which runs whole notebooks: `tpunb submit NB.ipynb --on {name}` pushes "
+                "one, waits for its end and fetches its output"
+            )
+    if told:
+        raise PlaceError(f"place {name} is {told}", place.file, f"places.{name}")
+    return place
 
 
-def read_run(run: RunDir) -> PlacedRun | None:
-    """Read where a run was sent; None for a run on this machine. Raises ValueError."""
-    place = place_of(run)
-    return None if place is None else find_kind(place.kind).run.read(run)
+def open_place(run: RunDir) -> HostsPlace:
+    """The place of a run. Raises TpunbError."""
+    from tpunb.places.hosts import HostsPlace
 
-
-def reason_not_stoppable(run: RunDir) -> str:
-    """Why a run cannot be stopped from here, and the alternative; '' if it can be stopped."""
+    if place_of(run) is None:
+        raise TpunbError(f"run {run.id} ran on this machine: all its files are in {run.path}")
     try:
-        placed = read_run(run)
-    except ValueError:
-        return ""
-    return "" if placed is None else placed.cannot_stop
-
-
-def refuse_stop(run: RunDir) -> None:
-    """Raise TpunbError for an active run that cannot be stopped from here."""
-    if state.run_state(run).active and (cannot := reason_not_stoppable(run)):
-        raise TpunbError(f"run {run.id} is still running: {cannot}")
-
-
-def open_place(run: RunDir) -> Place:
-    """The `Place` of a run. Raises TpunbError."""
-    try:
-        placed = read_run(run)
+        return HostsPlace(run, HostsRun.read(run))
     except ValueError as error:
         raise TpunbError(f"{run.place} cannot be read: {error}") from None
-    if placed is None:
-        raise TpunbError(f"run {run.id} ran on this machine: all its files are in {run.path}")
-    return find_kind(placed.place.kind).place(run, placed)

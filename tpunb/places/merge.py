@@ -55,10 +55,6 @@ class Merge:
         self._lines: list[tuple[float, int, int, int, bytes]] = []
         """Waiting lines of run.log, a heap: time, number, host, offset of the line's end, line."""
         self._count = 0
-        self._earlier: list[dict[str, int]] = [{} for _ in spec.hosts]
-        """Lengths of each host's local files when the place last started all hosts again."""
-        self.first_attempt = 0
-        """Number in the union of the first attempt since then."""
         self._started: dict[int, set[int]] = {}
         """Hosts that have started their ranks, keyed by attempt."""
         self._seen: set[object] = set()
@@ -77,12 +73,8 @@ class Merge:
         try:
             lengths = records.convert(Mapping[str, int], kept["lengths"])
             offsets = records.convert(tuple[Mapping[str, int], ...], kept["offsets"])
-            earlier = records.convert(tuple[Mapping[str, int], ...], kept["earlier"])
-            first = records.convert(int, kept["first_attempt"])
-            if len(offsets) == len(earlier) == len(self._spec.hosts):
+            if len(offsets) == len(self._spec.hosts):
                 self.offsets = [dict(each) for each in offsets]
-                self._earlier = [dict(each) for each in earlier]
-                self.first_attempt = first
         except (KeyError, ValueError):  # nothing was saved: everything is sent again
             lengths = {}
         log = self._run.log.name
@@ -103,35 +95,7 @@ class Merge:
             for offsets, written in zip(self.offsets, self._written, strict=True)
         ]
         with contextlib.suppress(OSError):  # a full disk: more is then sent again
-            kept = {
-                "offsets": offsets,
-                "lengths": lengths,
-                "earlier": self._earlier,
-                "first_attempt": self.first_attempt,
-            }
-            files.write_json(self._run.path / OFFSETS, kept)
-
-    def restart(self) -> None:
-        """Append the hosts' files from now on, which start from 0, to those received before."""
-        self.flush(float("inf"))
-        for host, offsets in enumerate(self.offsets):
-            for file, length in offsets.items():
-                earlier = self._earlier[host].get(file, 0)
-                self._earlier[host][file] = earlier + length
-            offsets.clear()
-        self._written = [0] * len(self._written)
-        attempts = [int(each.name) for each in self._run.path.glob("attempts/[0-9]*")]
-        self.first_attempt = max(attempts, default=self.first_attempt - 1) + 1
-        self._started.clear()
-        self._seen.clear()
-        self.save_offsets()
-
-    def _renumbered(self, file: str) -> str:
-        """A host's file name with its attempt's number in the union."""
-        parts = file.split("/")
-        if parts[0] == "attempts" and len(parts) > 2 and parts[1].isdecimal():
-            parts[1] = str(int(parts[1]) + self.first_attempt)
-        return "/".join(parts)
+            files.write_json(self._run.path / OFFSETS, {"offsets": offsets, "lengths": lengths})
 
     def add(self, host: int, line: Append | Replace, now: float) -> None:
         """Add a line that a host has sent; `now`: seconds since the epoch."""
@@ -149,8 +113,7 @@ class Merge:
 
     def _write(self, host: int, line: Append | Replace, now: float) -> None:
         own = self._spec.ranks_on(host)
-        file = self._renumbered(line.file)
-        place = self._run.path / path_in_union(file, host, own)
+        place = self._run.path / path_in_union(line.file, host, own)
         if line.file in MERGED and isinstance(line, Append):
             if line.file == self._run.log.name:
                 self._count += 1
@@ -171,8 +134,7 @@ class Merge:
             return
         fd = files.open_file(place, os.O_WRONLY | os.O_CREAT)
         try:
-            earlier = 0 if file != line.file else self._earlier[host].get(line.file, 0)
-            os.pwrite(fd, line.data, earlier + line.at)
+            os.pwrite(fd, line.data, line.at)
         finally:
             os.close(fd)
 
@@ -188,16 +150,15 @@ class Merge:
         """The event to write for an event of one host; None for none."""
         name = self._spec.hosts[host]
         match event:
-            case RanksStarted(own):
-                attempt = own + self.first_attempt
+            case RanksStarted(attempt):
                 started = self._started.setdefault(attempt, set())
                 started.add(host)
                 if len(started) < len(self._spec.hosts):
                     return None
                 # The hosts' pids mean nothing on this machine.
-                return replace(event, attempt=attempt, pids=(0,) * self._spec.world_size)
-            case RankEnded(own) | Figure(own):
-                return replace(event, attempt=own + self.first_attempt)
+                return replace(event, pids=(0,) * self._spec.world_size)
+            case RankEnded() | Figure():
+                return event
             case Resumed():
                 return self._once("resumed", event)
             case Stopping(step):

@@ -25,10 +25,10 @@ from pathlib import Path
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.kinds import open_place
 from tpunb.places.merge import Merge
-from tpunb.places.place import Cancelled, ConnectionLost, HostLine, Place, Restarted
+from tpunb.places.place import Cancelled, ConnectionLost, HostLine, Place
 from tpunb.runs import state, stream
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Ended, Note, Phase, RanksStarted
+from tpunb.runs.events import Ended, Note, Phase
 from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, RunState, Stop, StopCause
 from tpunb.runs.stream import Append, End, Hello, Replace
@@ -199,8 +199,7 @@ class Mirror:
 
     def _pass_on_stops(self) -> None:
         for request in self._look_for_stops():
-            if not self.place.placed.cannot_stop:
-                self._stop = self._stop or request
+            self._stop = self._stop or request
             self.place.stop(request)
             if request.cause is StopCause.KERNEL_GONE:
                 self.place.release_lifelines()
@@ -278,15 +277,8 @@ class Mirror:
                 if message and returncode:
                     self._refused[host] = message
                     self._stop_others(f"{name}: {message}")
-            case Restarted():
-                self._merge.restart()
-                self._ended.clear()
-                self._gone.clear()
-                self._refused.clear()
-            case ConnectionLost(reason, final):
+            case ConnectionLost(reason):
                 self._gone[host] = reason
-                if final:
-                    self._ended.add(host)
                 text = f"lost the connection to {name}: {reason}"
                 self.run.emit(Note(text))
                 if not self.place.placed.detached:
@@ -334,14 +326,6 @@ class Mirror:
         if whole is None:
             return self._made((*refused, *lost))
         whole = replace(whole, hosts=self.spec.hosts, place=self.spec.place, dir=self.run.path)
-        if earlier := self._merge.first_attempt:
-            # The hosts' own result covers the time since their last start only.
-            started = (e.time for e in self.run.read_events() if isinstance(e, RanksStarted))
-            whole = replace(
-                whole,
-                attempts=whole.attempts + earlier,
-                started=min(next(started, whole.started), whole.started),
-            )
         known = {failure.host for failure in whole.failures}
         more = tuple(each for each in (*refused, *lost) if each.host not in known)
         if found[0] is None and self._stop is None and more:

@@ -1,4 +1,4 @@
-"""`Place`: the interface to a run at a place, with five calls."""
+"""`Place`: the interface to a run at a place, with four calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from tpunb.places.config import PlaceConfig
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunState, Stop
+from tpunb.runs.spec import Stop
 from tpunb.runs.stream import Line
 from tpunb.utils import files, records
 
@@ -19,56 +19,13 @@ Say = Callable[[str], None]
 """Called with progress messages for people who wait."""
 Check = Callable[[], bool]
 """Returns True once the result is no longer wanted."""
-_Run = TypeVar("_Run", bound="PlacedRun")
 
 
 @dataclass(frozen=True)
-class PlacedRun:
-    """Where a run was sent: everything that another process needs to find it again.
-
-    Each kind of place has a subclass with further fields (`kinds.read_run`).
-    """
+class HostsRun:
+    """Where a run was sent: everything that another process needs to find it again."""
 
     place: PlaceConfig
-    detached: bool = field(default=False, kw_only=True)
-    """True if the run outlives the kernel, and the connections to its hosts."""
-    skews: tuple[float, ...] = field(default=(), kw_only=True)
-    """Seconds by which each host's clock is ahead of this machine's; () if unknown."""
-
-    @property
-    def cannot_stop(self) -> str:
-        """Why the run cannot be stopped from here, and the alternative; '' if it can be."""
-        return ""
-
-    @property
-    def leftover(self) -> str:
-        """What may still run and cost money when the run is no longer followed, and how to end
-        it; '' for nothing. Written to the run folder, because a killed mirror cannot report it.
-        """
-        return ""
-
-    def write(self, run: RunDir) -> None:
-        """Write these values into the local run folder."""
-        values = asdict(self) | {"place": self.place.to_json(), "leftover": self.leftover}
-        files.write_json(run.place, values)
-
-    @classmethod
-    def read(cls: type[_Run], run: RunDir) -> _Run:
-        """Read what `write` wrote for a run at a place of this kind. Raises ValueError."""
-        try:
-            data: dict[str, Any] = records.read(run.place)
-            place = PlaceConfig.from_json(data.pop("place"))
-            data.pop("leftover", None)  # read by `state.lost_message`
-            types: dict[str, Any] = get_type_hints(cls)
-            return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
-        except (OSError, KeyError, TypeError) as error:
-            raise ValueError(f"not a run at a place: {error}") from None
-
-
-@dataclass(frozen=True)
-class HostsRun(PlacedRun):
-    """A run on hosts that are reached by a transport."""
-
     hosts: tuple[str, ...]
     """The transport's names of the hosts, in order of node rank."""
     addresses: tuple[str, ...]
@@ -85,6 +42,25 @@ class HostsRun(PlacedRun):
     """The hosts' folder to which they are copied."""
     rsync: bool = False
     """Whether rsync is installed on all hosts."""
+    detached: bool = field(default=False, kw_only=True)
+    """True if the run outlives the kernel, and the connections to its hosts."""
+    skews: tuple[float, ...] = field(default=(), kw_only=True)
+    """Seconds by which each host's clock is ahead of this machine's; () if unknown."""
+
+    def write(self, run: RunDir) -> None:
+        """Write these values into the local run folder."""
+        files.write_json(run.place, asdict(self) | {"place": self.place.to_json()})
+
+    @classmethod
+    def read(cls, run: RunDir) -> HostsRun:
+        """Read what `write` wrote. Raises ValueError."""
+        try:
+            data: dict[str, Any] = records.read(run.place)
+            place = PlaceConfig.from_json(data.pop("place"))
+            types = get_type_hints(cls)
+            return cls(place, **{name: records.convert(types[name], data[name]) for name in data})
+        except (OSError, KeyError, TypeError) as error:
+            raise ValueError(f"not a run at a place: {error}") from None
 
 
 def place_of(run: RunDir) -> PlaceConfig | None:
@@ -100,13 +76,6 @@ class ConnectionLost:
     """The connection to a host has ended before the host's last line."""
 
     reason: str
-    final: bool = False
-    """True if the host itself is gone, and no process of the run is left on it."""
-
-
-@dataclass(frozen=True)
-class Restarted:
-    """The place has started all hosts again, with empty folders: their files start from 0."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +84,7 @@ class HostLine:
 
     host: int
     """Its node rank."""
-    line: Line | ConnectionLost | Restarted
+    line: Line | ConnectionLost
 
 
 class Cancelled(Exception):  # noqa: N818 (not an error)
@@ -125,7 +94,7 @@ class Cancelled(Exception):  # noqa: N818 (not an error)
 class Place(ABC):
     """A run at a place. Used by one process at a time, the run's mirror."""
 
-    def __init__(self, run: RunDir, placed: PlacedRun) -> None:
+    def __init__(self, run: RunDir, placed: HostsRun) -> None:
         self.run = run
         self.placed = placed
 
@@ -144,10 +113,6 @@ class Place(ABC):
 
         `since`: for each host, the number of bytes of each file that have been received already.
         """
-
-    @abstractmethod
-    def state(self) -> RunState | None:
-        """The run's state at the place; None if it cannot be found out."""
 
     @abstractmethod
     def stop(self, request: Stop) -> None:

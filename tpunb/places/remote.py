@@ -5,12 +5,11 @@
                                       {name: [size, time]}, that differ in the folder
     receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
     pack FOLDER PATTERN…              write matching files to standard output as an archive
-    state FOLDER                      print the run's state
     reach ADDRESS PORT,PORT           listen and print the ports (0: chosen by the system), connect
                                       to the addresses and ports on a line of standard input, and
                                       print those that failed
 
-`unpack` and `state` need tpunb on the host.
+`unpack` needs tpunb on the host.
 """
 
 from __future__ import annotations
@@ -151,13 +150,6 @@ def listen(address: str, port: int) -> socket.socket:
     """A socket that accepts connections, and does nothing with them."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=128)
-
-
-def state(folder: str) -> None:
-    from tpunb.runs.directory import RunDir
-    from tpunb.runs.state import run_state
-
-    print(run_state(RunDir(folder)))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from tpunb.machine.environment import EnvChange
 from tpunb.machine.machine import Machine
-from tpunb.places.config import PlaceConfig
-from tpunb.places.errors import by_host
-from tpunb.places.place import Check, Place, PlacedRun, Say
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, Price
 from tpunb.utils.text import duration
@@ -24,49 +19,24 @@ _SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run at a place will cost or use, as far as known before it starts."""
+    """What a run at a place will cost, as far as known before it starts."""
 
     price: Price | None = None
-    """Price of an hour, in dollars or in the unit of a quota."""
+    """Price of an hour."""
     unknown: str = ""
     """Why there is no price."""
-    longest: float | None = None
-    """Seconds after which the place itself ends a run."""
-    left: float | None = None
-    """Rest of a quota, in the price's unit."""
-    until: str = ""
-    """When the quota is renewed."""
-    notes: tuple[str, ...] = ()
-    """Other facts to know before the start: the length of the queue, …"""
-    starts: int = 1
-    """Most starts of the run by the place; `--timeout` applies to each start."""
-
-    def _seconds(self, timeout: float | None) -> float | None:
-        """Longest duration of a run; None if there is no limit."""
-        whole = None if timeout is None else timeout * self.starts
-        return min((each for each in (whole, self.longest) if each is not None), default=None)
 
     def most(self, timeout: float | None) -> float | None:
-        """The most that a run with this `--timeout` can cost or use; None if not known."""
-        seconds = self._seconds(timeout)
-        return None if self.price is None or seconds is None else self.price.cost(seconds)
+        """The most that a run with this `--timeout` can cost; None if not known."""
+        return None if self.price is None or timeout is None else self.price.cost(timeout)
 
     def describe(self, timeout: float | None) -> list[str]:
         """Lines for the user."""
-        lines = []
-        if self.price is not None:
-            seconds = self._seconds(timeout)
-            limit = "no limit without --timeout"
-            if seconds is not None:
-                most = self.price.amount(self.price.cost(seconds))
-                limit = f"at most {most}, in {duration(seconds)}"
-            lines.append(f"{self.price}; {limit}")
-        elif self.unknown:
-            lines.append(f"the cost is not known: {self.unknown}")
-        if self.left is not None and self.price is not None:
-            until = f", until {self.until}" if self.until else ""
-            lines.append(f"left: {self.price.amount(self.left)}{until}")
-        return [*lines, *self.notes]
+        if self.price is None:
+            return [f"the cost is not known: {self.unknown}"] if self.unknown else []
+        if timeout is None:
+            return [f"{self.price}; no limit without --timeout"]
+        return [f"{self.price}; at most ${self.most(timeout):.2f}, in {duration(timeout)}"]
 
 
 class Target(ABC):
@@ -87,21 +57,18 @@ class Target(ABC):
 
     @property
     def estimate(self) -> Estimate:
-        """What a run will cost or use; found out when the place was queried."""
+        """What a run will cost; found out when the place was queried."""
         return Estimate()
+
+    @property
+    def ask_above(self) -> float | None:
+        """The dollars above which a run is confirmed; None: it never is."""
+        return None
 
     @property
     def price(self) -> Price | None:
         """The price of an hour; None if it is not known."""
         return self.estimate.price
-
-    @property
-    def cannot(self) -> Mapping[str, str]:
-        """Options of a train cell that this place cannot honour, by field name, with the reason.
-
-        Also 'stop', which is not an option, but a note before the run.
-        """
-        return MappingProxyType({})
 
     @property
     @abstractmethod
@@ -149,116 +116,3 @@ class Target(ABC):
     @abstractmethod
     def notes(self, script: str) -> list[str]:
         """Notes for the user before the run."""
-
-
-class PlaceTarget(Target):
-    """A place that can take a run."""
-
-    place: PlaceConfig
-    """The place's entry in `places.toml`."""
-
-    @property
-    def place_name(self) -> str:
-        return self.place.name
-
-    @abstractmethod
-    def placed(self, run_id: str, *, detached: bool) -> PlacedRun:
-        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
-
-    @property
-    @abstractmethod
-    def facts(self) -> Mapping[str, Any]:
-        """Fields of one of the hosts as a `Machine`: `chips`, `accelerator_type` and others."""
-
-    def machine(self, here: Machine) -> Machine:
-        return replace(
-            here,
-            platform=self.place.kind,
-            kind=f"place {self.place.name}",
-            device=self.device,
-            generation="",
-            **{"workers": len(self.hosts), **self.facts},
-        )
-
-    def choose_cores(self, wanted: int | str | None) -> int:
-        hosts, local = len(self.hosts), self.local_cores
-        if wanted in (None, "all"):
-            return hosts * local
-        cores = int(wanted or 0)
-        if cores % hosts or not cores:
-            raise ValueError(
-                f"{cores} cores: place {self.place.name} has {hosts} hosts with the same number "
-                f"of ranks each, so --cores must be a multiple of {hosts}"
-            )
-        if self.device == "TPU" and cores != hosts * local:
-            raise ValueError(
-                f"{cores} cores: place {self.place.name} has {hosts * local} chips, which start "
-                "together or not at all (--cores all)"
-            )
-        return cores
-
-    def checkpoints(self, run_id: str) -> str | None:
-        return self.place.checkpoints(run_id) or None
-
-    def notes(self, script: str) -> list[str]:
-        stop = [self.cannot["stop"]] if "stop" in self.cannot else []
-        if self.place.settings.checkpoints or not _SAVES.search(script):
-            return stop
-        return [*stop, *self.without_checkpoints()]
-
-    @abstractmethod
-    def without_checkpoints(self) -> list[str]:
-        """Notes about a run whose checkpoints not all hosts can read."""
-
-
-@dataclass(frozen=True)
-class PlaceReport:
-    """The report of `tpunb doctor --on` about a place."""
-
-    place: PlaceConfig
-    lines: tuple[str, ...]
-    """The lines for a terminal, below the first one and above the problems."""
-    found: tuple[tuple[str, str], ...]
-    """Pairs of a subject (a host's name, …) and a problem that prevents a run."""
-    details: Mapping[str, Any]
-    """Further fields of the output of `--json`."""
-    ready: str = ""
-    """The last line, if there is no problem."""
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Pairs of a subject and a problem that prevents a run."""
-        return list(self.found)
-
-    def to_json(self) -> dict[str, Any]:
-        """The output of `--json`."""
-        return {
-            "place": self.place.name,
-            "kind": self.place.kind,
-            **self.details,
-            "problems": [{"host": host, "message": what} for host, what in self.found],
-        }
-
-    def text(self) -> str:
-        """Text for a terminal."""
-        place = self.place
-        last = [f"problem: {line}" for line in by_host(self.found)]
-        if not last and self.ready:
-            last = [f"ready: %%tpu_train --on {place.name} {self.ready}"]
-        return "\n".join([f"place {place.name} ({place.kind}, {place.file})", *self.lines, *last])
-
-
-@dataclass(frozen=True)
-class PlaceKind:
-    """The functions of a kind of place (`kinds.find_kind`)."""
-
-    find_target: Callable[[PlaceConfig, Path, Say, Check], PlaceTarget]
-    """Query the place for everything that a run from this working directory depends on.
-
-    Raises TpunbError if the place cannot take a run, and Cancelled once the last argument returns
-    True.
-    """
-    run: type[PlacedRun]
-    place: type[Place]
-    """Its constructor, with a `RunDir` and the run, may raise TpunbError."""
-    inspect: Callable[[PlaceConfig], PlaceReport]
-    """Make the report of `tpunb doctor --on`. Raises PlaceError."""

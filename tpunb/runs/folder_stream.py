@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.stream import (
     FOLDERS,
@@ -18,8 +17,6 @@ from tpunb.runs.stream import (
     MERGED,
     RESULT,
     Append,
-    End,
-    Line,
     Replace,
     is_streamed,
 )
@@ -129,11 +126,3 @@ class FolderStream:
     def close(self) -> None:
         for tail in self._tails.values():
             tail.close()
-
-
-def read_ended(run: RunDir) -> Iterator[Line]:
-    """Yield the whole stream of a run folder that no longer changes, with `End` if it has ended."""
-    yield from FolderStream(run).read(last=True)
-    result = state.read_result(run)
-    if result is not None:
-        yield End(result.returncode or 0)

@@ -501,7 +501,7 @@ class RunResult(Printable):
 
     @property
     def cost(self) -> float | None:
-        """The cost of the machine during the run, in dollars or `price.unit`; None if not known.
+        """The cost of the machine during the run, in dollars; None if not known.
 
         `price` names the machine and the day on which the price was read.
         """

@@ -183,32 +183,26 @@ class Price:
     """The list price of a machine, and when it was looked up."""
 
     per_hour: float
-    """The price of the whole machine per hour, in `unit`."""
+    """The price of the whole machine per hour, in dollars."""
     what: str
     """The machine: 'v5litepod-8 in us-west4, on demand'."""
     date: str
     """The day on which the price was looked up, because prices change."""
     source: str
     """The source of the price."""
-    unit: str = "$"
-    """'$' for US dollars, otherwise the unit of a quota: 'TPU hours'."""
 
     def cost(self, seconds: float) -> float:
-        """Return the cost of this many seconds, in `unit`."""
+        """Return the cost of this many seconds, in dollars."""
         return self.per_hour * seconds / 3600
 
     def describe_cost(self, seconds: float) -> str:
         """Return 'cost: about $0.03 (v5litepod-8 in us-west4, …)'."""
         cost = self.cost(seconds)
-        amount = f"about {self.amount(cost)}" if cost >= 0.01 else f"less than {self.amount(0.01)}"
+        amount = f"about ${cost:.2f}" if cost >= 0.01 else "less than $0.01"
         return f"cost: {amount} ({self})"
 
-    def amount(self, cost: float) -> str:
-        """Return '$3.50', '3.50 TPU hours'."""
-        return f"${cost:.2f}" if self.unit == "$" else f"{cost:.2f} {self.unit}"
-
     def __str__(self) -> str:
-        return f"{self.what}: {self.amount(self.per_hour)} an hour, as of {self.date}"
+        return f"{self.what}: ${self.per_hour:.2f} an hour, as of {self.date}"
 
 
 @dataclass(frozen=True)

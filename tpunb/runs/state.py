@@ -181,11 +181,10 @@ def lost_message(run: RunDir) -> str:
             f"`tpunb attach {run.id}` connects to them again; the files received so far are in "
             f"{run.path}"
         )
-    leftover = records.read_dict(run.place).get("leftover")
     return (
         f"run {run.id} is lost: its supervisor or its machine has ended without a result. "
         f"The files written until then are in {run.path}"
-    ) + (f". {leftover}" if leftover else "")
+    )
 
 
 def find_active(runs: Path, wanted: str | None) -> RunDir:

@@ -13,10 +13,9 @@ library only.
 from __future__ import annotations
 
 import base64
-import fnmatch
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -39,12 +38,10 @@ INPUTS = ("parameters.json", "arguments.pt", "arguments.json", "given")
 """Entries of a run folder with values that the run's processes read."""
 SENT = ("spec.json", "script.py", "notebook.json", "notebook.ipynb", "env.json", *INPUTS)
 """Entries of a run folder that exist before the run."""
-ARCHIVE = "more.tar.gz"
-"""The archive in `tpunb node --files` with those of them that are not text."""
 OWN = frozenset(
     (
         *SENT,
-        *"variables.json requests.jsonl place.json mirror.json mirror.log".split(),
+        *"requests.jsonl place.json mirror.json mirror.log".split(),
         *"running.lock stopping synced hosts".split(),
     )
 )
@@ -129,12 +126,7 @@ class Alive:
     """The parent is still there."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """The follower has everything that it needs: a host that waits for it may end."""
-
-
-Line = Hello | Append | Replace | End | Start | Stop | Alive | Received
+Line = Hello | Append | Replace | End | Start | Stop | Alive
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 
@@ -219,13 +211,6 @@ def fetched_path(file: str, node_rank: int, ranks: range) -> str | None:
     place = path_in_union(file, node_rank, ranks)
     own = file.split("/")[0] in OWN or is_streamed(file)
     return None if own and place == file else place
-
-
-def matches(file: str, patterns: Iterable[str]) -> bool:
-    """True if a pattern, with `*` for anything, matches a file or a folder above it."""
-    parts = file.split("/")
-    paths = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-    return any(fnmatch.fnmatchcase(path, each.rstrip("/")) for path in paths for each in patterns)
 
 
 def _rank_of(file: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Call programs of others, such as ssh, gcloud and kubectl, with limits.
+"""Call programs of others, such as ssh and gcloud, with limits.
 
 Whatever a tool does, a call ends: it has a time-out, its output has a limit, and the interrupt key
 ends it at once, even where presses are counted. Bytes that are not UTF-8 and characters that
@@ -36,7 +36,6 @@ _LOOK = 0.1
 _INSTALL = {
     "ssh": "install OpenSSH's client",
     "gcloud": "https://cloud.google.com/sdk/docs/install",
-    "kubectl": "https://kubernetes.io/docs/tasks/tools/",
 }
 
 

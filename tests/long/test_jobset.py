@@ -1,0 +1,91 @@
+"""The pods of a manifest as processes of this machine: their own command line, two nodes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.places.test_jobset import V6E, manifest, notebook, pod_of, project
+
+SHOW = "print(rank, world, total.item(), os.environ['WORD'])"
+
+
+class PodProcess:
+    """A pod of a manifest, as a process of this machine: one rank instead of one for each chip."""
+
+    def __init__(self, objects: list[Any], rank: int, folder: Path, port: int) -> None:
+        config, secret, jobset_ = objects
+        name = jobset_["metadata"]["name"]
+        [container] = pod_of(objects)["containers"]
+        folder.mkdir()
+        (folder / "script.py").write_text(config["data"]["script.py"])
+        replaced = {
+            "$(NODE_RANK)": str(rank),
+            f"{name}-node-0-0.{name}": "127.0.0.1",
+            "--master-port=8460": f"--master-port={port}",
+            "--nproc-per-node=4": "--nproc-per-node=1",
+            "/etc/tpunb": str(folder),
+        }
+        words = []
+        for word in container["command"]:
+            for old, new in replaced.items():
+                word = word.replace(old, new)
+            words.append(word)
+        values = {each["name"]: each.get("value", str(rank)) for each in container["env"]}
+        if "PJRT_DEVICE" in values:
+            values = {"NODE_RANK": str(rank), "PJRT_DEVICE": "CPU"}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**os.environ, "PATH": path, **values, **secret["stringData"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> str:
+        out, err = self.process.communicate(timeout=150)
+        assert self.process.returncode == 0, err
+        return out
+
+
+@pytest.mark.usefixtures("starts_processes")
+@pytest.mark.parametrize(
+    ("prelude", "train"),
+    [
+        pytest.param(
+            "import torch.distributed as dist",
+            "dist.init_process_group('gloo')\n"
+            "rank, world = dist.get_rank(), dist.get_world_size()\n"
+            "total = torch.tensor(rank + 1.0)\ndist.all_reduce(total)\n" + SHOW,
+            id="torch",
+        ),
+        pytest.param(
+            "import torch_xla\nimport torch_xla.core.xla_model as xm\n"
+            "import torch_xla.runtime as xr",
+            "rank, world = xr.global_ordinal(), xr.world_size()\n"
+            "total = torch.tensor(rank + 1.0, device=torch_xla.device())\n"
+            "total = xm.all_reduce('sum', total)\n" + SHOW,
+            id="torch_xla",
+        ),
+    ],
+)
+def test_pods_of_a_manifest_train_together(
+    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, prelude: str, train: str
+) -> None:
+    (project / "places.toml").write_text(V6E.replace("4x4", "2x4"))
+    notebook(f"import os\nimport torch\n{prelude}", f"%%tpu_train --env WORD=hush\n{train}")
+    objects = manifest(capsys)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pods = [PodProcess(objects, rank, tmp_path / f"pod{rank}", port) for rank in range(2)]
+    last = [pod.finish().splitlines()[-1] for pod in pods]
+    assert last == ["0 2 3.0 hush", "1 2 3.0 hush"]
