@@ -82,7 +82,7 @@ def _own_locks() -> Path:
 
 def serve() -> None:
     """The fork server."""
-    parent, writer = (int(argument) for argument in sys.argv[-2:])
+    parent, writer, _ = (int(argument) for argument in sys.argv[-3:])
     processes.die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = MessageWriter(writer)
