@@ -333,3 +333,9 @@ def test_python_runs_a_script_as_the_one_rank_of_its_process_group(
     ended = [each.communicate(timeout=120) for each in both]
     assert [each.returncode for each in both] == [0, 0], ended
     assert lines == ["1.0 0 0\n"] * 2
+
+
+def test_a_call_of_launch_gets_its_keyword_arguments(ranks: Ranks) -> None:
+    call = "print(tpunb.launch(f, (1,), {'b': 2}, cores=2, on_log=print).value)"
+    [ended] = ranks.run(exported("import tpunb\ndef f(a, b):\n    return a, b", call), 1)
+    assert (ended.stdout, ended.returncode) == ("(1, 2)\n", 0), ended.stderr

@@ -201,13 +201,13 @@ CALL_HELPER = "_tpunb_launch"
 CALL_HERE = '''\
 
 
-def _tpunb_launch(fn, args=(), **options):
+def _tpunb_launch(fn, args=(), kwargs=None, **options):
     """Call a function on every rank, as tpunb.launch does; all ranks get rank 0's value."""
     global _tpunb_launched
     before = _tpunb_random_states()
     state = globals().get("_TPUNB_STATE", {})
     state["training"] = True
-    _tpunb_launched = fn(*args)
+    _tpunb_launched = fn(*args, **(kwargs or {}))
     state["training"] = False
     run = _tpunb_from_rank_0(before, "_tpunb_launched")
     run.value = run.returns["_tpunb_launched"]
