@@ -206,7 +206,7 @@ def _doctor(chosen: DoctorOptions) -> int:
     """Return 1 if there is a problem."""
     if chosen.on is not None:
         return _doctor_on(chosen.on, chosen.json)
-    from tpunb.display.doctor import report_text
+    from tpunb.display.doctor_report import report_text
     from tpunb.machine import doctor, environment, packages
 
     report = doctor.inspect_machine(os.environ, runs=chosen.runs)

@@ -55,8 +55,8 @@ try:
     find(removed_apis.XMP + ".spawn")(print, nprocs=8)
 except ValueError as error:
     report["nprocs"] = str(error)
-from tpunb.backends.xla import old_names
-old_names.restore()
+from tpunb.backends.xla import restored_names
+restored_names.restore()
 importlib.reload(sys.modules["torch_xla.experimental"])
 report["restored"] = {
     row.old: find(row.old) is not None for row in removed_apis.NAMES + removed_apis.MODULES

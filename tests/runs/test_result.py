@@ -9,9 +9,9 @@ import pytest
 
 from tpunb import errors
 from tpunb.diagnostics.failure import Diagnosis
-from tpunb.runs.models import DifferentModels
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, ModelsCause, Price
+from tpunb.runs.trained_models import DifferentModels
 
 FAILURE = Failure(
     rank=2,

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.drivers.lazy import torch_xla, xm, xr
 from tests.drivers.ranks import Ranks, rehearse
-from tpunb.runs.models import find_difference, read_models
 from tpunb.runs.spec import ModelsCause
+from tpunb.runs.trained_models import find_difference, read_models
 
 STEPS = 5
 

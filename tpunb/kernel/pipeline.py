@@ -29,7 +29,7 @@ from tpunb.notebook.capture.history import Execution, History
 from tpunb.notebook.convert import assigned
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
-from tpunb.notebook.convert.launches import with_call
+from tpunb.notebook.convert.launch_calls import with_call
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.lint.checks.cells import NOT_RETURNED
 from tpunb.notebook.lint.checks.old_names import RETIRED

@@ -20,7 +20,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
 from tpunb.backends.choice import LABELS, BackendChoice, find_installed
-from tpunb.backends.xla import old_names
+from tpunb.backends.xla import restored_names
 from tpunb.backends.xla.spmd import VARIABLE
 from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
@@ -118,7 +118,7 @@ class Session:
         self._backend_told: BackendName = "xla"
         self._notes_told: set[str] = set()
         device.note_running()
-        old_names.restore()  # cells of 2020 run here first
+        restored_names.restore()  # cells of 2020 run here first
         chips, _ = tpu.count_chips(machine.root_of(os.environ))
         if chips and find_installed().torch_xla and (change := self.choose_device()):
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")

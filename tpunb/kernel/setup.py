@@ -10,7 +10,7 @@ from json import dumps
 
 from tpunb.backends.torchtpu.loading import is_loaded
 from tpunb.display import front_end
-from tpunb.display.doctor import report_card, report_text
+from tpunb.display.doctor_report import report_card, report_text
 from tpunb.kernel import device
 from tpunb.machine import machine, tpu_users
 from tpunb.machine.doctor import SetupReport

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tpunb.backends.xla import old_names
-from tpunb.backends.xla.old_names import PJRT, XM, XMP, XR
+from tpunb.backends.xla import restored_names
+from tpunb.backends.xla.restored_names import PJRT, XM, XMP, XR
 from tpunb.utils.errors import UV_INSTALL
 
 ApiState = Literal["missing", "restored", "deprecated", "refused", "ignored", "legacy"]
@@ -26,7 +26,7 @@ class RemovedApi:
     """The full dotted name of the replacement; None if there is no direct successor."""
     state: ApiState
     """State in torch_xla 2.9. `missing`: removed, using it fails. `restored`: removed, but a run of
-    tpunb has it again (`backends.xla.old_names`). `deprecated`: works and warns (a
+    tpunb has it again (`backends.xla.restored_names`). `deprecated`: works and warns (a
     variable still has its effect). `refused`: exists, but raises for this use. `ignored`: has
     no effect. `legacy`: works without a warning; there is a better way."""
     advice: str
@@ -67,7 +67,7 @@ NAMES: tuple[RemovedApi, ...] = (
     _now(f"{XM}.get_local_ordinal", f"{XR}.local_ordinal", "legacy", f"{XR}.local_ordinal()"),
     *(
         _now(old, new, "restored", new + ("" if passed else "()"))
-        for old, (new, passed) in old_names.NAMES.items()
+        for old, (new, passed) in restored_names.NAMES.items()
     ),
     _gone(
         f"{XM}.parse_xla_device",
@@ -109,7 +109,7 @@ NAMES: tuple[RemovedApi, ...] = (
 MODULES: tuple[RemovedApi, ...] = (
     *(
         RemovedApi(old, new, "restored", f"Import `{new}`.")
-        for old, new in sorted(old_names.MODULES.items(), reverse=True)
+        for old, new in sorted(restored_names.MODULES.items(), reverse=True)
     ),
     RemovedApi(
         "torch_xla.experimental.pjrt_backend",

@@ -13,9 +13,9 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.tools import StoppedError
 
 if TYPE_CHECKING:
-    from tpunb.places.doctor import PlaceReport
     from tpunb.places.hosts import HostsPlace
     from tpunb.places.hosts_target import HostsTarget
+    from tpunb.places.inspect_place import PlaceReport
 
 
 def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> HostsTarget:
@@ -41,7 +41,7 @@ def find_target(name: str, cwd: Path, say: Say, cancelled: Check) -> HostsTarget
 
 def inspect_place(name: str, cwd: Path) -> PlaceReport:
     """The report of `tpunb doctor --on`. Raises PlaceError."""
-    from tpunb.places.doctor import inspect_hosts
+    from tpunb.places.inspect_place import inspect_hosts
 
     return inspect_hosts(_find_place(name, cwd))
 

@@ -345,7 +345,7 @@ class HostEnded:
     now: float
     """The time of this host's clock."""
     models: list[Any] = field(default_factory=list)
-    """The JSON of the models that its first rank ended with (`tpunb.runs.models`)."""
+    """The JSON of the models that its first rank ended with (`tpunb.runs.trained_models`)."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from tpunb.runs import metrics
 from tpunb.runs.labels import label_runs
 from tpunb.runs.metrics import Best, Curve
-from tpunb.runs.models import DifferentModels
 from tpunb.runs.spec import (
     MOST_RANKS,
     BackendName,
@@ -31,6 +30,7 @@ from tpunb.runs.spec import (
     count_cores,
 )
 from tpunb.runs.step_times import StepTimes
+from tpunb.runs.trained_models import DifferentModels
 from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.terminal import Printable, Style, join, paint, paint_first_line

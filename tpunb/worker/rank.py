@@ -17,7 +17,7 @@ from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
 from tpunb.backends.rehearsal import call, install, ranks, stats
 from tpunb.backends.torch.steps import steps
-from tpunb.backends.xla import counters, old_names, spmd
+from tpunb.backends.xla import counters, restored_names, spmd
 from tpunb.runs import arguments, callbacks, heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
@@ -273,7 +273,7 @@ def _finish(task: Assignment) -> None:
     if task.rank == 0 and task.spec.returns:
         returns.save_returns(vars(task.cells.module), task.spec.returns, task.run)
     if task.rank == 0:
-        for line in old_names.describe_used():
+        for line in restored_names.describe_used():
             task.run.emit(Note(line))
     figures.finish()
     task.mark.finish()

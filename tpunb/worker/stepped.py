@@ -1,9 +1,9 @@
 """Notes which parameters the optimizers of this rank step, and samples them at its end.
 
-The ranks' samples show whether all have trained one model (tpunb.runs.models). In a step this
-counts only, which takes some microseconds. Values are read at the end of the train cell, or before
-when the model ends: from parameters that are small enough to be copied whole, so that nothing is
-compiled for it. No parameter is kept alive.
+The ranks' samples show whether all have trained one model (tpunb.runs.trained_models). In a step
+this counts only, which takes some microseconds. Values are read at the end of the train cell, or
+before when the model ends: from parameters that are small enough to be copied whole, so that
+nothing is compiled for it. No parameter is kept alive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ from tpunb.backends.rehearsal.call import RankCall, running_line, users_frames
 from tpunb.backends.rehearsal.stats import collective_stats
 from tpunb.backends.torch.exchanges import PAIRWISE
 from tpunb.backends.xla import tensors
-from tpunb.runs.models import Numbers, SteppedModel, SteppedParameter, positions, write_models
+from tpunb.runs.trained_models import (
+    Numbers,
+    SteppedModel,
+    SteppedParameter,
+    positions,
+    write_models,
+)
 from tpunb.utils.frame_locals import locals_of
 
 MOST_MODELS = 4

@@ -12,16 +12,16 @@ import pytest
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.models import (
+from tpunb.runs.protocol import HostEnded, ImportsFailed
+from tpunb.runs.result import Failure, RunResult
+from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
+from tpunb.runs.trained_models import (
     DifferentModels,
     SteppedModel,
     SteppedParameter,
     to_json,
     write_models,
 )
-from tpunb.runs.protocol import HostEnded, ImportsFailed
-from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
 from tpunb.utils import files
 from tpunb.worker.supervisor.outcome import (
     LONGEST,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
-from tpunb.backends.xla import counters, device, loaders, old_names, runtime
+from tpunb.backends.xla import counters, device, loaders, restored_names, runtime
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
 
@@ -28,7 +28,7 @@ class XlaBackend:
 
     def warm(self, device: Device) -> None:
         """The imports are all that can be done ahead; what the cells import may be of old."""
-        old_names.restore()
+        restored_names.restore()
 
     def fork_problem(self) -> str | None:
         """An initialised XLA runtime does not survive a fork (measured, torch_xla 2.9)."""

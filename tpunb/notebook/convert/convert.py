@@ -35,7 +35,7 @@ from tpunb.notebook.convert.cells import (
 )
 from tpunb.notebook.convert.front_end import FrontEndNames, mentions_front_end
 from tpunb.notebook.convert.includes import IncludedFiles
-from tpunb.notebook.convert.launches import Launching, mentions_launch, replace_launch
+from tpunb.notebook.convert.launch_calls import Launching, mentions_launch, replace_launch
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.requirements import find_requirements
 from tpunb.notebook.convert.secrets import without_secrets

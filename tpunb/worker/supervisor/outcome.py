@@ -26,11 +26,11 @@ from tpunb.backends.rehearsal import stats
 from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
 from tpunb.runs.heartbeat import read_heartbeat
-from tpunb.runs.models import DifferentModels, find_difference, from_json, read_models
 from tpunb.runs.parameters import parameters
 from tpunb.runs.protocol import HostEnded, ImportsFailed
 from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCause
+from tpunb.runs.trained_models import DifferentModels, find_difference, from_json, read_models
 from tpunb.utils import memory, records
 from tpunb.utils.files import read_end
 from tpunb.utils.text import excerpt, size

@@ -27,7 +27,6 @@ from types import MappingProxyType
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase, RankEnded, RanksStarted, Stopping
 from tpunb.runs.follow import Outputs
-from tpunb.runs.models import read_models, to_json
 from tpunb.runs.protocol import (
     AbandonAttempt,
     AllFinished,
@@ -54,6 +53,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
+from tpunb.runs.trained_models import read_models, to_json
 from tpunb.utils import files, processes, records
 from tpunb.utils.memory import OomDetector
 from tpunb.utils.processes import Process, Work

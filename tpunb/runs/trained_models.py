@@ -27,6 +27,13 @@ SAMPLES = 16
 Numbers = tuple[float | None, ...]
 """None for numbers that are not finite."""
 
+_BY_HAND: Mapping[BackendName, str] = {
+    "xla": "call xm.broadcast_master_param(model), then xm.optimizer_step(optimizer)",
+    "torchtpu": "average with dist.all_reduce",
+    "torch": "average with dist.all_reduce",
+}
+"""How a program averages without DistributedDataParallel, with what its run has."""
+
 
 def positions(size: int) -> range:
     """The positions of the samples among `size` numbers, evenly spaced."""
@@ -109,13 +116,12 @@ class DifferentModels:
                 "DistributedDataParallel and give each rank its part of the data; with a library "
                 "that does not know of ranks, use --cores 1"
             )
-        xla = ", or call xm.broadcast_master_param(model), then xm.optimizer_step(optimizer)"
         return (
             f"{differ}; it was stepped at {self.place}\n"
             "to train one model, begin with the same weights and step with averaged gradients and "
             "the same learning rate: wrap it in DistributedDataParallel and call what that returns"
-            f"{xla if backend == 'xla' else ', or average with dist.all_reduce'}. If each rank is "
-            "meant to hold a model of its own, or a part of one, nothing is wrong"
+            f", or {_BY_HAND[backend]}. If each rank is meant to hold a model of its own, or a "
+            "part of one, nothing is wrong"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import Driver
-from tpunb.backends.xla.old_names import describe_used
+from tpunb.backends.xla.restored_names import describe_used
 from tpunb.runs.events import Note
 
 PRELUDE = """

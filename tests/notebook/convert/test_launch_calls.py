@@ -12,7 +12,7 @@ import pytest
 import tpunb
 from tpunb.errors import ConversionError
 from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.launches import Launching, with_call
+from tpunb.notebook.convert.launch_calls import Launching, with_call
 from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Script, Snapshot
 
 

@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from tpunb.runs.models import (
+from tpunb.runs.spec import BackendName, ModelsCause
+from tpunb.runs.trained_models import (
     DifferentModels,
     SteppedModel,
     SteppedParameter,
@@ -18,7 +19,6 @@ from tpunb.runs.models import (
     read_models,
     write_models,
 )
-from tpunb.runs.spec import BackendName, ModelsCause
 
 WEIGHT = SteppedParameter("model.weight", (2, 3), 1e-5, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
 MODEL = SteppedModel(

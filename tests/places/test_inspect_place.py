@@ -10,7 +10,7 @@ import pytest
 from tests.drivers.pods import ReachedPod, tpu
 from tpunb.places.check import HostsReport
 from tpunb.places.config import PlaceConfig, SshSettings
-from tpunb.places.doctor import make_report
+from tpunb.places.inspect_place import make_report
 from tpunb.places.kinds import inspect_place
 
 
