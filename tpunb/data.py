@@ -40,6 +40,7 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 READ_TIMEOUT = 30.0
 """Seconds without a byte after which a web server counts as lost."""
 _WEB = ("http://", "https://")
+_KEPT = "overwritten: move them away, or name another folder with --to"
 
 Say = Callable[[str], None]
 """Shows a line to the user."""
@@ -183,7 +184,6 @@ def _refuse_overwriting(folder: object, names: Iterable[str], fix: str) -> None:
 
 def _move(files: Mapping[str, Path], folder: Path) -> None:
     """Move files to their names in a folder. Raises DataError, before that, if one is taken."""
-    fix = "overwritten: move them away, or name another folder with --to"
     taken = [n for n in files if any(map(Path.is_file, (folder / n).parents))]
     taken += [
         n
@@ -191,7 +191,7 @@ def _move(files: Mapping[str, Path], folder: Path) -> None:
         if os.path.lexists(folder / n)
         and not ((folder / n).is_file() and filecmp.cmp(path, folder / n, shallow=False))
     ]
-    _refuse_overwriting(folder, taken, fix)
+    _refuse_overwriting(folder, taken, _KEPT)
     for name, path in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         path.replace(folder / name)
@@ -251,7 +251,8 @@ class Remote:
         `room`: how often the files must fit on the disk. Raises DataError.
         """
         part = work / _digest(repr(sorted(self.files.items())))  # another for another version
-        left = [n for n in names if not _sizes(part, [n]) or _sizes(part, [n])[n] != self.size(n)]
+        there = _sizes(part, names)
+        left = [n for n in names if n not in there or there[n] != self.size(n)]
         need, free = room * sum(self.size(n) or 0 for n in left), shutil.disk_usage(work).free
         if need > free:
             raise DataError(
@@ -331,8 +332,7 @@ def _take_files(remote: Remote, folder: Path, work: Path) -> list[str]:
     """Download the files that are missing in `folder`, and return the names of all."""
     there = _sizes(folder, remote.files)
     missing = [n for n in remote.files if n not in there or there[n] != remote.size(n)]
-    fix = "overwritten: move them away, or name another folder with --to"
-    _refuse_overwriting(folder, [n for n in missing if os.path.lexists(folder / n)], fix)
+    _refuse_overwriting(folder, [n for n in missing if os.path.lexists(folder / n)], _KEPT)
     _move(remote.fetch(missing, work), folder)
     _clear(work)
     return [*remote.files]
