@@ -156,7 +156,7 @@ def test_possible_secrets_are_not_in_the_text(nb: dict[str, Any]) -> None:
 
 
 def test_an_argument_that_cannot_be_pickled_is_named_and_leaves_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "arguments.pt"
+    path = tmp_path / "values.pt"
     with pytest.raises(HandoffError) as refused:
         calls.save_arguments({"good": [1], "hook": lambda: 1}, path)
     assert str(refused.value).startswith(

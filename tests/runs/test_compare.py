@@ -86,7 +86,7 @@ def test_comparison_parameters_are_those_of_the_run_without_secrets(tmp_path: Pa
     ]
     run = ran(tmp_path, "one", *cells)
     assert parameters(run) == {"lr": 5, "name": "x"}
-    run.parameters.write_text(json.dumps({"lr": 7, "config.width": 8}))
+    run.values.write_text(json.dumps({"lr": 7, "config.width": 8}))
     assert parameters(run) == {"lr": 7, "name": "x", "config.width": 8}
     assert tpunb.runs(tmp_path).loc[run.id, "params.config.width"] == 8
     two = ran(tmp_path, "two", cell(0, "other = 1\napi_key = 'abc'"))

@@ -65,7 +65,7 @@ def test_listing_shows_newest_runs_with_best_values_and_parameters(
     for number in range(4):
         run = made(tmp_path, f"n{number}", state="succeeded")
         os.utime(run.spec, (1_700_000_000.0 + number,) * 2)
-        run.parameters.write_text(json.dumps({"lr": number / 10, "seed": 7, "name": "x" * 99}))
+        run.values.write_text(json.dumps({"lr": number / 10, "seed": 7, "name": "x" * 99}))
         row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "loss": 2.0 - number, "lr": 1}
         run.metrics.write_text(json.dumps(row) + "\n")
     run.snapshot.write_text('{"path": "/tmp/x/digits.ipynb"}')
@@ -103,7 +103,7 @@ def test_clean_keeps_a_run_that_an_active_run_resumed_from(tmp_path: Path) -> No
 def test_run_folder_without_a_spec_after_a_crash_is_listed(tmp_path: Path) -> None:
     """With any of the entries that a run folder may have."""
     entries = (
-        "supervisor.log arguments.pt arguments.json place.json mirror.json mirror.log given hosts "
+        "supervisor.log values.json values.pt place.json mirror.json mirror.log given hosts "
         "run.log attempts events.jsonl"
     ).split()
     for name in entries:

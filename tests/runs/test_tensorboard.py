@@ -111,7 +111,7 @@ def test_parameters_are_hparams_beside_the_metrics(tmp_path: Path) -> None:
         run = RunDir(tmp_path / name)
         run.path.mkdir()
         taken = {"lr": lr, "model": "small", "bias": True, "seed": None}
-        run.parameters.write_text(json.dumps(taken))
+        run.values.write_text(json.dumps(taken))
         write(run, 1, [Metric(0, step, {"loss": lr / step}) for step in (1, 2)])
     runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
     context = Context(TBContext(data_provider=MultiplexerDataProvider(runs, str(tmp_path))))

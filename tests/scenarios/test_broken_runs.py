@@ -31,7 +31,7 @@ FILES = (
     "events.jsonl",
     "metrics.jsonl",
     "notebook.json",
-    "parameters.json",
+    "values.json",
     "env.json",
     "returns/report.json",
     "attempts/0/0/error.json",
@@ -77,7 +77,7 @@ def whole(folder: Path, name: str) -> RunDir:
     run.result.write_text(json.dumps(result))
     cell = {"index": 0, "kind": "code", "source": "lr = 0.1", "tags": []}
     run.snapshot.write_text(json.dumps({"cells": [cell], "train": 1}))
-    run.parameters.write_text('{"a": 1}')
+    run.values.write_text('{"a": 1}')
     run.env.write_text("{}")
     run.emit(Phase(PhaseKind.TRAINING, "training"))
     run.metrics.write_text('{"rank": 0, "attempt": 0, "step": 1, "time": 1.5, "loss": 0.5}\n' * 2)

@@ -570,12 +570,10 @@ class Session:
         if snapshot.path is None:  # the notes of the next run would be the same
             self._notes_told.update(snapshot.notes)
         with directory.new_run(self.defaults.runs, request.name) as folder:
-            if request.call is not None:
-                _save_arguments(request.call, folder)
+            _save_values(request, folder)
             spec = request.spec(folder.id)
             blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
             spec = replace(spec, blocks=blocks)
-            files.write_json(folder.parameters, request.notebook.parameters.values)
             if spec.hosts:
                 _keep_notebook(snapshot, folder)  # it is sent to the hosts
             run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))
@@ -710,15 +708,16 @@ def _without_places(findings: Iterable[Finding]) -> object:
     return [(each.rule, each.line, each.source) for each in findings]
 
 
-def _save_arguments(call: LaunchCall, folder: RunDir) -> None:
-    """Write the arguments of a call into the run folder; if this fails, remove the folder."""
-    try:
-        if call.arguments:
+def _save_values(request: RunRequest, folder: RunDir) -> None:
+    """Write what a run has from the kernel into its folder; if this fails, remove the folder."""
+    call, parameters = request.call, request.notebook.parameters.values
+    files.write_json(folder.values, {**parameters, **({} if call is None else call.plain)})
+    if call is not None and call.arguments:
+        try:
             calls.save_arguments(call.arguments, folder.arguments)
-        files.write_json(folder.plain_arguments, dict(call.plain))
-    except HandoffError:
-        shutil.rmtree(folder.path)
-        raise
+        except HandoffError:
+            shutil.rmtree(folder.path)
+            raise
 
 
 def _describe(request: RunRequest) -> str:

@@ -2,8 +2,8 @@
 
     <runs>/<yyyymmdd-hhmmss>-<name>/
       spec.json  script.py  notebook.json  env.json       what was run
-      parameters.json                                     values that it took from the kernel
-      arguments.pt  arguments.json                        arguments of tpunb.launch
+      values.json  values.pt                              values from the kernel, and arguments of
+                                                          tpunb.launch: plain ones, and others
       events.jsonl                                        what happened (tpunb.runs.events)
       run.log                                             all ranks, prefixed, in order of arrival
       supervisor.log                                      what the supervisor did and when
@@ -80,9 +80,8 @@ class RunDir:
     script = _File("script.py")
     snapshot = _File("notebook.json")
     env = _File("env.json")
-    parameters = _File("parameters.json")
-    """The values that the run took from the kernel, by name, as JSON."""
-    """The plain values that the train cell read as it began, by name, as JSON."""
+    values = _File("values.json")
+    """The run's parameters, as the kernel has them, and the plain arguments of `tpunb.launch`."""
     events = _File("events.jsonl")
     metrics = _File("metrics.jsonl")
     log = _File("run.log")
@@ -98,10 +97,8 @@ class RunDir:
     copied = _File("copied.json")
     """The record of the files copied from a bucket (tpunb.runs.download)."""
     returns = _File("returns")
-    arguments = _File("arguments.pt")
-    """Arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
-    plain_arguments = _File("arguments.json")
-    """Arguments that are literals, by the names of the function's parameters, as JSON."""
+    arguments = _File("values.pt")
+    """The arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
     checkpoints = _File("checkpoints")
     profile = _File("profile")
     """The trace of `--profile` of all ranks, as xprof and TensorBoard read it."""

@@ -22,7 +22,7 @@ from tpunb.utils.errors import TpunbError
 
 SMALL = 2_000_000
 """The most bytes of a file that is downloaded for a list of runs."""
-_LISTED = ("spec.json", "result.json", "parameters.json", "arguments.json", "metrics.jsonl")
+_LISTED = ("spec.json", "result.json", "values.json", "metrics.jsonl")
 _LOGS = ("run.log", "events.jsonl")
 _AT_ONCE = 16
 _VERSIONS = ("etag", "ETag", "md5Hash", "generation", "mtime", "updated", "LastModified", "created")

@@ -34,7 +34,7 @@ _LONGEST = 100
 """The most characters of a failure in a table."""
 _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
-    "parameters.json arguments.pt arguments.json given "
+    "values.json values.pt given "
     "supervisor.log place.json taken mirror.json mirror.log hosts "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
     "chips.json upload.json copied.json profile result.json".split()

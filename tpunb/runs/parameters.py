@@ -45,8 +45,7 @@ def parameters(run: RunDir) -> Mapping[str, Any]:
     the run has from the kernel, and arguments of a function that `tpunb.launch` calls take
     precedence. Possible secrets are left out.
     """
-    given = records.read_dict(run.parameters) | records.read_dict(run.plain_arguments)
-    return {**_of_cells(run), **given}
+    return {**_of_cells(run), **records.read_dict(run.values)}
 
 
 def _of_cells(run: RunDir) -> Mapping[str, Any]:

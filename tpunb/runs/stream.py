@@ -26,7 +26,7 @@ from tpunb.utils.files import LineBuffer
 MERGED = ("run.log", "events.jsonl", "metrics.jsonl")
 """Files of lines that every host has and that are merged into one. An `Append` to one of them
 holds whole lines only, so that the lines of several hosts can be sorted by `time`."""
-SHARED = ("parameters.json",)
+SHARED = ("values.json",)
 """Files that are equal on all hosts."""
 PROFILE = "profile"
 """The folder with the trace of the run, a file for each rank."""
@@ -34,7 +34,7 @@ _TRACE = re.compile(r"rank-(\d+)\.xplane\.pb", re.ASCII)
 RESULT = "result.json"
 """The result of the whole run, on every host, once host 0 has written it. A host that was cut off
 from host 0 has a result of its own ranks, which names the host that it has lost."""
-INPUTS = ("parameters.json", "arguments.pt", "arguments.json", "given")
+INPUTS = ("values.json", "values.pt", "given")
 """Entries of a run folder with values that the run's processes read."""
 SENT = ("spec.json", "script.py", "notebook.json", "notebook.ipynb", "env.json", *INPUTS)
 """Entries of a run folder that exist before the run."""
