@@ -545,9 +545,9 @@ class StopCommandOptions(_RunsFolder, StopOptions):
 
 
 def _stop(chosen: StopCommandOptions) -> int:
-    run = state.find_active(chosen.runs, chosen.run)
-    _see_elsewhere(run)
-    for line in state.stop_run(run, "stopped with tpunb stop", StopOrigin.COMMAND):
+    from tpunb.kernel import runs
+
+    for line in runs.stop(chosen.runs, chosen.run, "tpunb stop", StopOrigin.COMMAND):
         print(line, flush=True)
     return 0
 

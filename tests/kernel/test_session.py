@@ -19,7 +19,7 @@ from IPython.core.magic import Magics
 import tpunb
 from tests.kernel.test_pipeline import SMALL, notebook
 from tpunb.errors import RankFailedError, TpunbError
-from tpunb.kernel import device, options, pipeline, session
+from tpunb.kernel import device, options, pipeline, runs, session
 from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.pipeline import RunRequest
@@ -92,9 +92,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Session]
     monkeypatch.delenv("PJRT_DEVICE")
     monkeypatch.setattr(device, "choose_device", lambda wanted, set_by_user: None)
     monkeypatch.setattr(last_run, "result", None)
-    monkeypatch.setattr(session, "Launcher", FakeLauncher)
+    monkeypatch.setattr(runs, "Launcher", FakeLauncher)
     monkeypatch.setattr(pipeline, "prepare_notebook", lambda *args, **kwargs: notebook(SMALL))
-    monkeypatch.setattr(session.panel, "show_run", lambda run, view: (None for _ in run.events()))
+    monkeypatch.setattr(runs.panel, "show_run", lambda run, view: (None for _ in run.events()))
     with closing(Session(InteractiveShell())) as made:
         yield made
 
@@ -104,8 +104,8 @@ def train(kernel: Session, line: str = "") -> Any:
 
 
 def calls(kernel: Session) -> list[str]:
-    assert isinstance(kernel.launcher, FakeLauncher)
-    return kernel.launcher.calls
+    assert isinstance(kernel.runs.launcher, FakeLauncher)
+    return kernel.runs.launcher.calls
 
 
 def test_train_prepares_starts_follows_and_binds_the_result(kernel: Session) -> None:
@@ -154,7 +154,7 @@ def test_a_detached_run_prints_how_to_attach(
 
 
 def test_a_run_that_failed_raises_unless_told_not_to(kernel: Session) -> None:
-    kernel.launcher.state = RunState.FAILED  # type: ignore[attr-defined]
+    kernel.runs.launcher.state = RunState.FAILED  # type: ignore[attr-defined]
     with pytest.raises(RankFailedError):
         train(kernel)
     assert train(kernel, "--no-raise").state is RunState.FAILED
@@ -203,18 +203,37 @@ def test_an_interrupt_before_the_run_begins(
 
 
 def test_a_first_interrupt_stops_the_run_and_a_second_hurries(kernel: Session) -> None:
-    assert isinstance(kernel.launcher, FakeLauncher)
+    assert isinstance(kernel.runs.launcher, FakeLauncher)
 
     def twice() -> None:  # before the first press can have any visible effect
         interrupt()
         interrupt()
 
     nothing = lambda: None  # noqa: E731
-    kernel.launcher.happens = [nothing, twice, nothing, interrupt]
+    kernel.runs.launcher.happens = [nothing, twice, nothing, interrupt]
     train(kernel)
-    assert kernel.launcher.run is not None
+    assert kernel.runs.launcher.run is not None
     stop = session.INTERRUPTED
-    assert kernel.launcher.run.stops == [stop, replace(stop, now=True)]
+    assert kernel.runs.launcher.run.stops == [stop, replace(stop, now=True)]
+
+
+def test_an_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
+    kernel: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has begun, and would otherwise have no folder to write to."""
+    begin = FakeLauncher.begin
+
+    def interrupted(self: FakeLauncher, *given: Any) -> FakeRun | Attached:
+        interrupt()
+        return begin(self, *given)
+
+    monkeypatch.setattr(FakeLauncher, "begin", interrupted)
+    assert isinstance(kernel.runs.launcher, FakeLauncher)
+    kernel.runs.launcher.happens = [lambda: None]
+    result = train(kernel)
+    assert kernel.runs.launcher.run is not None
+    assert kernel.runs.launcher.run.stops == [session.INTERRUPTED]
+    assert result.dir.is_dir()
 
 
 @pytest.mark.parametrize("cell", ["# note\n%%tpu_train\n1", "x = 1\n%%tpu_debug --nan\nx"])

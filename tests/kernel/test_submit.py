@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from unittest.mock import MagicMock
 
 import nbformat
 import pytest
@@ -15,38 +11,12 @@ from nbformat import v4
 
 from tpunb.errors import TpunbError
 from tpunb.kernel import submit
-from tpunb.kernel.launcher import Launcher
 from tpunb.kernel.pipeline import RunRequest
 from tpunb.machine.machine import Machine
 from tpunb.places.local import LocalTarget
-from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import files
-
-
-def test_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mirror has begun, and would otherwise have no folder to write to."""
-    request: Any = MagicMock()
-    request.name = "train"
-    for name in ("_load", "_options", "cost", "kinds", "find_place", "replace"):
-        monkeypatch.setattr(submit, name, MagicMock())
-    monkeypatch.setattr(submit, "_prepare", lambda *given: request)
-    monkeypatch.setattr(submit.redaction, "redacted_snapshot", lambda snapshot: snapshot)
-    monkeypatch.setattr(submit, "follow", lambda *given, **options: 0)
-
-    def begin(*given: Any, **options: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return MagicMock()
-
-    monkeypatch.setattr(Launcher, "begin", begin)
-    submit.submit(
-        tmp_path, None, {}, "pod", tmp_path / "runs", detach=False, dry_run=False, yes=True
-    )
-    [path] = (tmp_path / "runs").iterdir()
-    assert '"do": "stop"' in directory.RunDir(path).requests.read_text()
 
 
 class Pod(LocalTarget):

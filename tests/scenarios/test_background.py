@@ -178,7 +178,7 @@ class TestDetached:
         nb.wait(ran).good()
         assert ran.value is None
         assert ran.stdout.endswith(f"run {run.id} is still running; %tpu_stop {run.id} stops it\n")
-        assert ran.statuses()[0].startswith("still running; this cell stopped following it · ")
+        assert ran.statuses()[0].startswith("still running; no longer shown here · ")
 
         (tmp_path / "go on").touch()
         ran = nb.run("%tpu_attach --out r", "attach").good()

@@ -203,6 +203,6 @@ def test_panel_after_attach_and_leaving_with_an_interrupt(tmp_path: Path) -> Non
         nb.interrupt()
         nb.wait(ran).good()
         left = ran.displays[card["content"]["transient"]["display_id"]]["text/html"]
-        assert "still running; this cell stopped following it" in left
+        assert "still running; no longer shown here" in left
         assert "<button" not in left
         assert ran.displays[place["content"]["transient"]["display_id"]] == place["content"]["data"]

@@ -29,7 +29,6 @@ from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Device, FailureKind, RunSpec, RunState, Stop
 from tpunb.utils import files, processes
 from tpunb.utils.errors import TpunbError
-from tpunb.utils.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
@@ -158,44 +157,6 @@ def show_events(run: Run | Attached, *shown: ShownRun) -> Iterator[None]:
         for each in shown:
             each.tick() if event is None else each.show(event)
         yield
-
-
-def follow_to_end(
-    steps: Iterator[None], run: Run | Attached, interrupts: Interrupts, stop: Stop | None
-) -> bool:
-    """Take the steps of a run until it has ended; return False if the user left it before.
-
-    The interrupt key stops the run as `stop` describes; pressed again, it skips the grace period.
-    A run of another process may not be stoppable, as the first press reports: the second one
-    leaves it. None: the first press leaves it.
-    """
-    seen = 0
-    for _ in steps:
-        if interrupts.count > seen:
-            hurry, seen = seen > 0, interrupts.count
-            if stop is None or (hurry and isinstance(run, Attached)):
-                return False
-            run.stop(replace(stop, now=hurry))
-    return True
-
-
-def require_taken(run: Run | Attached, interrupts: Interrupts, stop: Stop) -> None:
-    """Wait until the place of a detached run has confirmed that it has the run.
-
-    An interrupt stops the run with `stop`. Raises PlaceError if the place has confirmed nothing,
-    RunError if the run has already failed. A run on this machine needs no confirmation.
-    """
-    if not run.spec.place:
-        return
-    from tpunb.places.mirror import wait_until_taken
-
-    try:
-        wait_until_taken(run.dir, lambda: interrupts.count > 0)
-    finally:
-        if interrupts.count:
-            run.stop(stop)
-    if (result := state.read_result(run.dir)) is not None:
-        explained(result).raise_for_failure()
 
 
 def explained(result: RunResult) -> RunResult:

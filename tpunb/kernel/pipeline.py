@@ -252,7 +252,8 @@ class RunRequest:
         self.notebook.raise_for_lint(self.world_size)
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
-        """Yield the notes that are shown before the run begins."""
+        """Yield the notes that are shown before the run begins, first its cost."""
+        yield from self.costs
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"

@@ -1,11 +1,8 @@
-"""Prepares a run for its target, from a notebook in a kernel or in a file."""
+"""Checks the options of a run against its target, before its notebook is converted."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
@@ -15,23 +12,11 @@ from tpunb.machine.machine import Machine
 from tpunb.places.target import Target
 from tpunb.utils import env_vars
 
-if TYPE_CHECKING:
-    from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
 
+def check_options(options: TrainOptions, target: Target, here: Machine) -> tuple[Machine, int]:
+    """Return a machine of the target, and the number of cores of the run.
 
-def prepare(
-    source: Callable[[int], PreparedNotebook],
-    target: Target,
-    options: TrainOptions,
-    here: Machine,
-    runs: Path,
-) -> RunRequest:
-    """Decide everything about a run; the quick checks come before the notebook is converted.
-
-    `source` converts the notebook for that many ranks. `here`: this machine. `runs`: the folder in
-    which `--resume` searches.
-
-    Raises UsageError for options that do not fit the target or the notebook, and TpunbError.
+    `here`: this machine. Raises UsageError for options that do not fit the target.
     """
     machine = target.machine(here)
     if refusal := environment.refused_variables(dict(options.env), machine):
@@ -40,11 +25,7 @@ def prepare(
     written = "tpunb run --cores" if forced else options.written("cores")
     cores = choose_cores(target, forced or options.cores, written)
     ranks_to_show(options.ranks, cores, options.written("ranks"))
-    target.get_ready()
-    # Imported late: it is large, and `%load_ext` must be fast.
-    from tpunb.kernel import pipeline
-
-    return pipeline.make_request(options, source(cores), machine, cores, runs=runs, target=target)
+    return machine, cores
 
 
 def choose_cores(target: Target, wanted: Cores | str | None, option: str) -> int:

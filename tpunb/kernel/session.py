@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +25,10 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import calls, cost, device, panel, rank_names, setup
+from tpunb.kernel import cost, device, rank_names, setup
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
-from tpunb.kernel.launcher import Attached, Launcher, Run, follow_to_end, require_taken
+from tpunb.kernel.launcher import Attached, Run
 from tpunb.kernel.options import (
     AttachOptions,
     DebugCellOptions,
@@ -38,9 +37,10 @@ from tpunb.kernel.options import (
     TrainOptions,
     ranks_to_show,
 )
-from tpunb.kernel.prepare import choose_cores, prepare
+from tpunb.kernel.prepare import check_options, choose_cores
 from tpunb.kernel.rank_names import RankNames
 from tpunb.kernel.returned import Returned, ReturnedRun
+from tpunb.kernel.runs import Runs, find_attached, follow_attached, stop
 from tpunb.machine import auto_stop, doctor, environment, machine, metadata, tpu
 from tpunb.machine.auto_stop import AutoStop, StopOrder, TpuVm
 from tpunb.machine.machine import Machine
@@ -50,23 +50,19 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookError, NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.places import kinds, mirror
+from tpunb.places import kinds
 from tpunb.places.local import LocalTarget
-from tpunb.runs import callbacks, directory, last_run, listing, returns, state, tensorboard, upload
+from tpunb.runs import callbacks, last_run, listing, tensorboard
 from tpunb.runs.callbacks import Callback
-from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Note
 from tpunb.runs.result import RunError, RunResult
-from tpunb.runs.spec import BackendName, Device, RunState, Stop, StopOrigin
-from tpunb.utils import env_vars, files
-from tpunb.utils.errors import HandoffError, TpunbError
+from tpunb.runs.spec import BackendName, Device, Stop, StopOrigin
+from tpunb.utils.errors import TpunbError
 from tpunb.utils.interrupts import Interrupts, counted_interrupts
 
 if TYPE_CHECKING:
-    from tpunb.kernel.pipeline import PreparedNotebook, RunRequest
+    from tpunb.kernel.pipeline import RunRequest
     from tpunb.notebook.lint.findings import Finding
-    from tpunb.notebook.models import Snapshot
     from tpunb.places.target import Target
 
 INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
@@ -108,7 +104,7 @@ class Session:
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
         self.history = History(shell)
-        self.launcher = Launcher()
+        self.runs = Runs(INTERRUPTED)
         self.returned = Returned()
         self.defaults = Defaults()
         self._metadata: Metadata | None = None
@@ -145,7 +141,7 @@ class Session:
             self.shell.events.unregister(event, hook)
         self.auto_stop.close()
         self.history.close()
-        self.launcher.close()
+        self.runs.close()
 
     def _prepare_device(self, info: ExecutionInfo) -> None:
         """Before a cell that names TorchTPU's device: rehearse it in the kernel, too."""
@@ -267,7 +263,7 @@ class Session:
         choice = self._choose_ahead()
         here = self.machine(backend=choice.backend)
         if not options.no_warm and not choice.problem(on_tpu=here.device == "TPU"):
-            self.launcher.warm(self._run_environment(here))
+            self.runs.launcher.warm(self._run_environment(here))
             # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
             threading.Thread(target=preload, name="tpunb-warm-up", daemon=True).start()
         self._show_environment(options, here, choice)
@@ -310,7 +306,7 @@ class Session:
         """Show a card, or everything as JSON. Raises an error if no run is possible."""
         preload = ""
         if not options.no_warm:
-            preload = setup.PRELOADED if self.launcher.is_warm else setup.PRELOADING
+            preload = setup.PRELOADED if self.runs.launcher.is_warm else setup.PRELOADING
         setup.show_report(
             doctor.inspect_machine(
                 self.environ(),
@@ -323,7 +319,7 @@ class Session:
             ),
             preload=preload,
             json=options.json,
-            preloaded=lambda: self.launcher.is_warm,
+            preloaded=lambda: self.runs.launcher.is_warm,
         )
         if not options.no_warm:
             choice.require("training", on_tpu=here.device == "TPU")
@@ -353,7 +349,9 @@ class Session:
 
         Errors of conversion are ignored: the train cell will report them.
         """
-        if not self._ahead or result is None or not result.success or not self.launcher.is_warm:
+        if not self._ahead or not self.runs.launcher.is_warm:
+            return
+        if result is None or not result.success:
             return
         info = result.info
         if info is None or not info.store_history or "tpu_train" in cell_magics(info.raw_cell):
@@ -363,7 +361,7 @@ class Session:
             if request.spmd is None and request.notebook.replicate is None:
                 script = request.notebook.script
                 spec = request.spec("ahead")
-                self.launcher.run_ahead(spec, script, request.env, request.restored)
+                self.runs.launcher.run_ahead(spec, script, request.env, request.restored)
 
     # %%tpu_train
 
@@ -375,7 +373,7 @@ class Session:
             if options.dry_run:
                 print(_describe(request))
                 return None
-            run = self.start(request, interrupts)
+            run = self._start(request, interrupts)
             self._rank_names.note_run(request.notebook, _brought(options))
             delivery = self.returned.add(
                 ReturnedRun(
@@ -389,17 +387,19 @@ class Session:
                 )
             )
             if options.detach:
-                require_taken(run, interrupts, INTERRUPTED)
+                self.runs.require_taken(run, interrupts)
                 self.leave(run)
                 return None
-            if isinstance(run, Run) and options.background:
+            assert isinstance(run, Run)
+            if options.background:
                 return self.hand_over_later(run, request, delivery)
-            stop = html.LEAVE if isinstance(run, Attached) else html.STOP
-            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front, stop=stop)
-            result = self.follow(run, view, request, interrupts)
-            if result is None:
-                delivery.detached = True
-                return None
+            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
+            brought = _brought(options)
+
+            def missing() -> Iterator[str]:
+                return rank_names.missing_below(request.notebook, brought, self.shell.user_ns)
+
+            result = self.runs.follow(run, view, request, interrupts, missing)
             return self.hand_over(result, options, delivery, told=view.shows_everything)
 
     def launch(
@@ -425,15 +425,14 @@ class Session:
             try:
                 front = front_end.current_front_end()
                 request = self.prepare(options, call, interrupts, front)
-                run = self.start(request, interrupts)
+                run = self._start(request, interrupts)
                 assert isinstance(run, Run)
                 view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
                 cell, earlier = self._launched
                 if earlier is not None and cell == self.history.running():
                     earlier.fold()
                 with callbacks.calling(on_log and watched):
-                    result = self.follow(run, view, request, interrupts)
-                assert result is not None
+                    result = self.runs.follow(run, view, request, interrupts)
                 self._launched = self.history.running(), view
                 self.returned.add_launched(result)
                 if raised:
@@ -477,51 +476,46 @@ class Session:
         choice = self.choose_backend(cell if isinstance(cell, str) else "")
         here = self.machine(dict(options.env), choice.backend)
         if options.on is None:
-            target: Target = self._local_target(options, here, choice)
+            target: Target = self._local_target(here)
         else:
             target = self._find_place(options.on, options, interrupts or Interrupts(), front)
         vm = None if options.dry_run else self._vm_to_stop(options, "%%tpu_train")
+        machine, cores = check_options(options, target, here)
+        if options.on is None and not options.dry_run:
+            self._ready_machine(options, here, choice)
+            # This imports torch_xla while the notebook is converted.
+            self.runs.launcher.warm(self._run_environment(here, dict(options.env)))
+        from tpunb.kernel import pipeline  # late: it is large, and `%load_ext` must be fast
 
-        def convert(cores: int) -> PreparedNotebook:
-            from tpunb.kernel import pipeline
-
-            return pipeline.prepare_notebook(
-                self.history,
-                cell,
-                notebook=self.defaults.notebook,
-                user_ns=self.shell.user_ns,
-                returned=self.returned,
-                replicate=options.replicate,
-                replay=options.replay,
-                backend=choice.backend,
-                ranks=cores,
-            )
-
-        request = prepare(convert, target, options, here, self.defaults.runs)
+        notebook = pipeline.prepare_notebook(
+            self.history,
+            cell,
+            notebook=self.defaults.notebook,
+            user_ns=self.shell.user_ns,
+            returned=self.returned,
+            replicate=options.replicate,
+            replay=options.replay,
+            backend=choice.backend,
+            ranks=cores,
+        )
         return replace(
-            request,
+            pipeline.make_request(
+                options, notebook, machine, cores, runs=self.defaults.runs, target=target
+            ),
             vm=vm,
             notes_shown=frozenset(self._notes_told),
             choice=None if choice.backend in ("xla", self._backend_told) else choice,
-            lint_shown=_without_places(request.notebook.findings) == self._lint_told,
+            lint_shown=_without_places(notebook.findings) == self._lint_told,
             call=cell if isinstance(cell, LaunchCall) else None,
         )
 
-    def _local_target(
-        self, options: TrainOptions, here: Machine, choice: BackendChoice
-    ) -> LocalTarget:
-        def get_ready() -> None:
-            if not options.dry_run:
-                self._ready_machine(options, here, choice)
-                # This imports torch_xla while the notebook is converted.
-                self.launcher.warm(self._run_environment(here, dict(options.env)))
-
+    def _local_target(self, here: Machine) -> LocalTarget:
         remarks: tuple[str, ...] = ()
         if device.cell_asks_for_missing_tpu():
             remarks = (
                 "PJRT_DEVICE=TPU is ignored: this machine has no TPU, so this is a CPU rehearsal",
             )
-        return LocalTarget(here, self.environ(), self.defaults.cores, get_ready, remarks)
+        return LocalTarget(here, self.environ(), self.defaults.cores, remarks)
 
     def _find_place(
         self, name: str, options: TrainOptions, interrupts: Interrupts, front: FrontEnd | None
@@ -549,43 +543,19 @@ class Session:
         if here.device == "TPU":
             setup.require_free_tpu(self.environ())
         if options.cold:
-            self.launcher.retire()
+            self.runs.launcher.retire()
 
-    def start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
-        """Create the run folder, start the run, and order a shutdown after it if requested.
-
-        Raises LintError for code that would certainly fail, HandoffError for arguments that cannot
-        be pickled, and TpunbError after an interrupt; nothing was started then.
-        """
-        from tpunb.notebook.convert import redaction
-
-        request.raise_for_lint()
-        if interrupts.count:
-            raise TpunbError("interrupted before the run began: nothing was started")
-        cost.confirm(request.target, request.options, cost.ask_in_kernel)
+    def _start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
+        """Start the run, and order a shutdown after it if requested. Raises as `Runs.start`."""
+        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask_in_kernel)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         self._backend_told = request.machine.backend
         snapshot = request.notebook.snapshot
         if snapshot.path is None:  # the notes of the next run would be the same
             self._notes_told.update(snapshot.notes)
-        with directory.new_run(self.defaults.runs, request.name) as folder:
-            _save_values(request, folder)
-            spec = request.spec(folder.id)
-            blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
-            spec = replace(spec, blocks=blocks)
-            if spec.hosts:
-                _keep_notebook(snapshot, folder)  # it is sent to the hosts
-            run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))
-        if (bucket := listing.bucket()) is not None:
-            with suppress(OSError):  # too little memory: the local folder has everything
-                upload.start_upload(folder, bucket)
         if request.vm is not None:
-            self._order_stop(request.vm, request.options.idle, folder.path)
-        if not spec.hosts:
-            _keep_notebook(snapshot, folder)
-        if env_vars.RAN in os.environ:
-            files.append_text(Path(os.environ[env_vars.RAN]), f"{folder.path}\n")
+            self._order_stop(request.vm, request.options.idle, run.dir.path)
         return run
 
     def leave(self, run: Run | Attached) -> None:
@@ -612,41 +582,14 @@ class Session:
         handle = BackgroundRun(
             run,
             logs=request.shown_ranks,
-            notes=(*request.costs, *request.notes(run.spec)),
+            notes=request.notes(run.spec),
             raises=not options.no_raise,
             bind=bind,
-            ended=lambda result: self.launcher.remember(script, result, run.spec),
+            ended=lambda result: self.runs.launcher.remember(script, result, run.spec),
         )
         if options.out is not None:
             self._bind({options.out: handle}, run.dir)
         return handle
-
-    def follow(
-        self, run: Run | Attached, view: RunView, request: RunRequest, interrupts: Interrupts
-    ) -> RunResult | None:
-        """Show the run until it has ended, and return its result.
-
-        The interrupt key stops the run; pressed again, it skips the grace period. If the run cannot
-        be stopped, the first press reports this, and the second one leaves the run: returns None.
-        """
-        for note in (*request.costs, *request.notes(run.spec)):
-            view.show(Note(note))
-        if not follow_to_end(panel.show_run(run, view), run, interrupts, INTERRUPTED):
-            view.leave("still running; this cell stopped following it")
-            self.leave(run)
-            return None
-        missing: Iterable[str] = ()
-        if request.call is None:
-            brought = _brought(request.options)
-            missing = rank_names.missing_below(request.notebook, brought, self.shell.user_ns)
-        result = _finish(run, view, missing)
-        if listing.bucket() is not None and front_end.current_front_end().batch:
-            count = interrupts.count
-            left = upload.wait_for_upload(run.dir, LAST_UPLOAD, lambda: interrupts.count > count)
-            if left:
-                print(left)
-        self.launcher.remember(request.notebook.script, result, run.spec)
-        return result
 
     def hand_over(
         self,
@@ -675,22 +618,17 @@ class Session:
                 raise
         return result
 
-    # Runs that this cell has not started
-
     def attach(self, options: AttachOptions) -> RunResult | None:
         """`%tpu_attach`: follow a run from its first line to its end, or until an interrupt."""
-        folder = state.find_active(self.defaults.runs, options.run)
-        mirror.ensure(folder)
-        run = Attached(folder)
+        run = find_attached(self.defaults.runs, options.run)
         shown_ranks = ranks_to_show(options.ranks, run.spec.world_size, "%tpu_attach --ranks")
         age = max(0.0, time.time() - run.dir.spec.stat().st_mtime)
         view = RunView(run.spec, run.dir, logs=shown_ranks, age=age, stop=html.LEAVE)
         with counted_interrupts() as interrupts:
-            if not follow_to_end(panel.show_run(run, view), run, interrupts, None):
-                view.leave("still running; this cell stopped following it")
-                print(f"run {run.dir.id} is still running; %tpu_stop {run.dir.id} stops it")
-                return None
-            result = _finish(run, view)
+            result = follow_attached(run, view, interrupts)
+        if result is None:
+            print(f"run {run.dir.id} is still running; %tpu_stop {run.dir.id} stops it")
+            return None
         delivery = self.returned.add(
             ReturnedRun(self.history.running(), run.dir, run.spec.returns, options.out)
         )
@@ -698,26 +636,12 @@ class Session:
 
     def stop(self, wanted: str | None) -> None:
         """`%tpu_stop`: request a stop, and wait until the run has ended."""
-        run = state.find_active(self.defaults.runs, wanted)
-        mirror.ensure(run)
-        for line in state.stop_run(run, "stopped with %tpu_stop", StopOrigin.MAGIC):
+        for line in stop(self.defaults.runs, wanted, "%tpu_stop", StopOrigin.MAGIC):
             print(line, flush=True)
 
 
 def _without_places(findings: Iterable[Finding]) -> object:
     return [(each.rule, each.line, each.source) for each in findings]
-
-
-def _save_values(request: RunRequest, folder: RunDir) -> None:
-    """Write what a run has from the kernel into its folder; if this fails, remove the folder."""
-    call, parameters = request.call, request.notebook.parameters.values
-    files.write_json(folder.values, {**parameters, **({} if call is None else call.plain)})
-    if call is not None and call.arguments:
-        try:
-            calls.save_arguments(call.arguments, folder.arguments)
-        except HandoffError:
-            shutil.rmtree(folder.path)
-            raise
 
 
 def _describe(request: RunRequest) -> str:
@@ -729,37 +653,6 @@ def _describe(request: RunRequest) -> str:
 def _brought(options: TrainOptions) -> set[str]:
     """Return the names that a run assigns in the notebook."""
     return {*options.returns, *([] if options.out is None else [options.out])}
-
-
-def _finish(run: Run | Attached, view: RunView, missing: Iterable[str] = ()) -> RunResult:
-    """Return the result of a run that has ended, and show it in the run's card.
-
-    `missing`: lines about names that the notebook does not get from a successful run.
-    """
-    result = returns.collect_returns(run.result(), run.spec, run.dir)
-    if result.state is RunState.SUCCEEDED:
-        for line in missing:
-            view.show(Note(line))
-    view.finish(result)
-    panel.show_result(result)
-    return result
-
-
-def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
-    """Write the whole notebook to `notebook.ipynb`; `notebook.json` holds the captured cells.
-
-    Secrets are removed (`tpunb.notebook.convert.redaction`). A file that is not a notebook is
-    not kept; nor is one that cannot be written, because the run does not need it.
-    """
-    from tpunb.notebook.convert.redaction import redacted_notebook
-
-    content = snapshot.content
-    if content is None and snapshot.path is not None and Path(snapshot.path).is_file():
-        content = Path(snapshot.path).read_bytes().decode("utf-8", "replace")
-    if content is not None:
-        with suppress(ValueError, OSError):
-            text = redacted_notebook(content)
-            files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))
 
 
 def preload() -> None:

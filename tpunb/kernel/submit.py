@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,20 +17,13 @@ from nbformat import NotebookNode
 from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import cost, pipeline
+from tpunb.kernel import pipeline
 from tpunb.kernel.backend_choice import choose_for
-from tpunb.kernel.launcher import (
-    Attached,
-    Launcher,
-    Run,
-    follow_to_end,
-    require_taken,
-    show_events,
-)
+from tpunb.kernel.launcher import Attached
 from tpunb.kernel.options import TRAIN, TrainOptions
-from tpunb.kernel.prepare import prepare
+from tpunb.kernel.prepare import check_options
+from tpunb.kernel.runs import Runs, find_attached, follow_attached
 from tpunb.machine import machine
-from tpunb.notebook.convert import redaction
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
@@ -39,9 +32,9 @@ from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
 from tpunb.places import jobset, kaggle, kinds, mirror
 from tpunb.places.config import JobSetSettings, KaggleSettings, find_place
 from tpunb.places.target import Target
-from tpunb.runs import directory, state
+from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Note
+from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState, Stop, StopOrigin
 from tpunb.utils import env_vars
 from tpunb.utils.errors import TpunbError
@@ -82,27 +75,17 @@ def submit(
     if dry_run:
         print(pipeline.describe_plan(request))
         return 0
-    request.raise_for_lint()
-    for line in request.costs:
-        print(line)
-    cost.confirm(target, options, _ask, "tpunb submit --yes")
-    launcher = Launcher()
-    # A KeyboardInterrupt here would remove the folder of a run that has already begun.
-    with counted_interrupts() as pressed:
-        with directory.new_run(runs, request.name) as folder:
-            cells = redaction.redacted_snapshot(snapshot)
-            run = launcher.begin(request, folder, request.spec(folder.id), cells)
-        if detach:
-            require_taken(run, pressed, _INTERRUPTED)
-        elif pressed.count:
-            state.request_stop(folder, _INTERRUPTED)
-    if detach:
-        print(f"run {folder.id} continues on {run.spec.cores()}: tpunb attach {folder.id}")
-        return 0
-    try:
-        return follow(run, request.shown_ranks, _INTERRUPTED, request.notes(run.spec))
-    finally:
-        launcher.close()
+    own = Runs(_INTERRUPTED)
+    # A KeyboardInterrupt would remove the folder of a run that has already begun.
+    with counted_interrupts() as interrupts, closing(own):
+        run = own.start(request, runs, interrupts, _ask, "tpunb submit --yes")
+        if isinstance(run, Attached):
+            print(*request.costs, sep="\n")
+            own.require_taken(run, interrupts)
+            print(f"run {run.dir.id} continues on {run.spec.cores()}: tpunb attach {run.dir.id}")
+            return 0
+        view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="")
+        return _exit_status(own.follow(run, view, request, interrupts))
 
 
 def _ask(prompt: str) -> str:
@@ -161,39 +144,29 @@ def print_manifest(
 
 def attach(runs: Path, wanted: str | None, ranks: str) -> int:
     """Follow a run, wherever it runs, from its first line to its end; Ctrl-C only detaches."""
-    folder = state.find_active(runs, wanted)
-    mirror.ensure(folder)
-    run = Attached(folder)
+    run = find_attached(runs, wanted)
     try:
         shown = parse_ranks(ranks, run.spec.world_size)
     except ValueError as error:
         raise TpunbError(f"--ranks: {error}") from None
-    return follow(run, shown, None)
+    view = RunView(run.spec, run.dir, logs=shown, stop=LEAVE)
+    with counted_interrupts() as interrupts:
+        result = follow_attached(run, view, interrupts)
+    if result is None:
+        name = run.dir.id
+        print(
+            f"run {name} is still running (`tpunb attach {name}` follows it); "
+            f"`tpunb stop {name}` stops it"
+        )
+        return 0
+    return _exit_status(result)
 
 
-def follow(
-    run: Run | Attached, shown: frozenset[int], stop: Stop | None, notes: Iterable[str] = ()
-) -> int:
-    """Show a run in the terminal until it has ended or the user leaves it; return the exit status.
-
-    `stop`: what Ctrl-C does (`follow_to_end`).
-    """
-    view = RunView(run.spec, run.dir, logs=shown, stop="" if stop else LEAVE)
-    for note in notes:
-        view.show(Note(note))
-    with counted_interrupts() as pressed:
-        if not follow_to_end(show_events(run, view), run, pressed, stop):
-            view.leave("still running")
-            follows = f"`tpunb attach {run.dir.id}` follows it"
-            print(
-                f"run {run.dir.id} is still running ({follows}); `tpunb stop {run.dir.id}` stops it"
-            )
-            return 0
-        result = run.result()
-        view.finish(result)
-    if result.state is not RunState.SUCCEEDED:
-        print(str(result), file=sys.stderr)
-    return 0 if result.state is RunState.SUCCEEDED else 1
+def _exit_status(result: RunResult) -> int:
+    if result.state is RunState.SUCCEEDED:
+        return 0
+    print(str(result), file=sys.stderr)
+    return 1
 
 
 def _read(notebook: Path, parameters: Mapping[str, str]) -> NotebookNode:
@@ -258,12 +231,12 @@ def _prepare(
     backend = _backend(snapshot).backend
     here = machine.detect_machine(os.environ).with_backend(backend)
 
-    def prepared(cores: int) -> pipeline.PreparedNotebook:
-        again = options.replicate
-        return pipeline.prepare_file(snapshot, replicate=again, backend=backend, ranks=cores)
-
     try:
-        return prepare(prepared, target, options, here, runs)
+        chosen, cores = check_options(options, target, here)
+        notebook = pipeline.prepare_file(
+            snapshot, replicate=options.replicate, backend=backend, ranks=cores
+        )
+        return pipeline.make_request(options, notebook, chosen, cores, runs=runs, target=target)
     except UsageError as error:
         raise TpunbError(str(error)) from None
 

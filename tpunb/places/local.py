@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +24,6 @@ class LocalTarget(Target):
     """The kernel's environment."""
     cores: int | None = None
     """The number of cores of runs without `--cores`; None: the machine's default."""
-    ready: Callable[[], None] = lambda: None
-    """Called when the options are checked: raises TpunbError if the machine is not ready."""
     remarks: tuple[str, ...] = ()
     """Notes for the user before the run."""
 
@@ -43,9 +41,6 @@ class LocalTarget(Target):
 
     def machine(self, here: Machine) -> Machine:
         return here
-
-    def get_ready(self) -> None:
-        self.ready()
 
     def choose_cores(self, wanted: int | str | None) -> int:
         if wanted is None and self.cores is not None:

@@ -84,12 +84,6 @@ class Target(ABC):
     def machine(self, here: Machine) -> Machine:
         """One of the hosts as a `Machine`, with facts of `here` where the host's are unknown."""
 
-    def get_ready(self) -> None:  # noqa: B027 (places have nothing to prepare)
-        """Prepare for a run whose options are checked, before its notebook is converted.
-
-        Raises TpunbError if that is not possible.
-        """
-
     def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[EnvChange, ...]]:
         """The variables for the ranks, `asked` (`--env`) among them, and what was changed for it.
 
