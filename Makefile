@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(if $(filter torchtpu,$(BACKEND)),torchtpu/)00_quickstart
 DEMO_VENV := .venv$(if $(filter torchtpu,$(BACKEND)),-torchtpu)
 
-demo: $(DEMO_VENV)/.ready
+demo: $(DEMO_VENV)/.demo
 	mkdir -p $(dir out/$(DEMO))
 	$(DEMO_VENV)/bin/tpunb run notebooks/$(DEMO).ipynb out/$(DEMO).ipynb
 	$(DEMO_VENV)/bin/jupyter nbconvert --to html --log-level WARN out/$(DEMO).ipynb
@@ -67,24 +67,32 @@ picture: .venv/.ready
 matrix: .venv/.ready
 	.venv/bin/python tests/matrix.py $(ARGS)
 
-# .ready is written last, so a set-up that was cut short starts again from nothing. When only
-# pyproject.toml is newer, what is there is brought up to date. The environment is made
-# without pip, because Debian's Python cannot put one in; the outer pip brings uv, and uv
-# the rest, in parallel.
-.venv/.ready: pyproject.toml
+# What `make demo` needs, then what the checks and tests need besides. .demo and .ready are written
+# last, so a set-up that was cut short starts again. When only pyproject.toml is newer, what is there
+# is brought up to date. The environment is made without pip, because Debian's Python cannot put one
+# in; the outer pip brings uv, and uv the rest, in parallel.
+.venv/.demo: pyproject.toml
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv/bin/python install --upgrade uv
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),demo]'
+	@touch $@
+
+.venv/.ready: .venv/.demo
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --editable '.[$(XLA),kaggle,demo]' --group dev --group docs
 	@touch $@
 
 # The environment for TorchTPU, with a torch that torch_xla does not fit. pip, and not uv, installs
 # torch: where a mirror or a constraint offers a build for the CPU, it is a tenth of the size.
 TORCHTPU_TORCH ?= torch==2.13.0
-.venv-torchtpu/.ready: pyproject.toml
+.venv-torchtpu/.demo: pyproject.toml
 	@test -e $@ || $(PYTHON) -m venv --clear --without-pip .venv-torchtpu
 	@rm -f $@
 	$(PYTHON) -m pip --quiet --python .venv-torchtpu/bin/python install --upgrade uv '$(TORCHTPU_TORCH)'
+	.venv-torchtpu/bin/uv pip install --quiet --compile-bytecode --python .venv-torchtpu/bin/python --editable '.[demo]' '$(TORCHTPU_TORCH)'
+	@touch $@
+
+.venv-torchtpu/.ready: .venv-torchtpu/.demo
 	.venv-torchtpu/bin/uv pip install --quiet --compile-bytecode --python .venv-torchtpu/bin/python --editable '.[demo]' --group test '$(TORCHTPU_TORCH)'
 	@touch $@
 
