@@ -59,14 +59,6 @@ def run_page(page: str, folder: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-ALL_IN_TURN = """
-import os, runpy, sys
-for folder in sys.argv[1:]:
-    os.chdir(folder)
-    runpy.run_path(f"{folder}/train.py", run_name="__main__")
-"""
-
-
 def test_python_blocks_are_on_pages_that_are_run(capsys: pytest.CaptureFixture[str]) -> None:
     pages = ["README.md", *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
     elsewhere = {"docs/checkpoints.md"}  # tests/scenarios/test_checkpoint_runs.py

@@ -13,7 +13,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from tests.test_docs import ALL_IN_TURN, HOWTO, PAGES, SCRIPT, blocks, notebook_of, run_page
+from tests.test_docs import HOWTO, PAGES, SCRIPT, blocks, notebook_of, run_page
 
 
 @pytest.mark.usefixtures("lent")
@@ -42,39 +42,20 @@ def test_python_blocks_of_all_how_to_pages_run_in_one_notebook(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("lent")
-@pytest.mark.timeout(1200)  # three libraries, in one process and on ranks
-def test_scripts_and_cells_side_by_side_train_to_the_same_weights(tmp_path: Path) -> None:
-    both = blocks("docs/coming_from.md", "python")
-    scripts = [block for block in both if block.startswith(SCRIPT)]
-    folders = [tmp_path / str(number) for number in range(len(scripts))]
-    for folder, script in zip(folders, scripts, strict=True):
-        folder.mkdir()
-        (folder / "train.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_IN_TURN, *map(str, folders)],
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_script_and_the_cells_side_by_side_train_to_the_same_weights(tmp_path: Path) -> None:
+    script, *cells = blocks("docs/coming_from.md", "python")
+    assert script.startswith(SCRIPT)
+    (tmp_path / "train.py").write_text(script)
+    env = {**os.environ, "PJRT_DEVICE": "CPU"}
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, check=True)
 
-    cells = []
-    for block in both:
-        if block.startswith(SCRIPT):
-            continue
-        cells.append(block)
-        if "--returns weights" in block:
-            cells.append(f"# tpu: skip\ntorch.save(weights, 'cells-{len(cells)}.pt')")
-    notebook = notebook_of(cells)
+    notebook = notebook_of([*cells, "torch.save(weights, 'cells.pt')"])
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
-    saved = sorted(tmp_path.glob("cells-*.pt"))
-    assert len(saved) == len(scripts) == 3
-    for folder, path in zip(folders, saved, strict=True):
-        script, in_cells = torch.load(folder / "weights.pt"), torch.load(path)
-        assert in_cells.keys() == script.keys()
-        for name in script:
-            torch.testing.assert_close(in_cells[name], script[name], rtol=1e-5, atol=1e-6)
+    expected, in_cells = torch.load(tmp_path / "weights.pt"), torch.load(tmp_path / "cells.pt")
+    assert in_cells.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(in_cells[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("lent")
