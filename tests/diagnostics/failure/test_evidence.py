@@ -137,5 +137,3 @@ def test_an_exception_that_was_only_printed_does_not_hide_how_a_process_ended(ab
     # An exception that did end its rank explains more than the ends of the others.
     own = "Traceback (most recent call last):\n  File 'a.py', line 3, in f\nKeyError: 'lr'\n"
     assert ids(f"{above}{own}", 1, Facts(exits={0: 1, 1: -9})) == []
-
-

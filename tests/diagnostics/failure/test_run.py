@@ -90,7 +90,9 @@ def test_a_lost_host_is_the_cause_and_is_named(tmp_path: Path) -> None:
 def test_a_cell_that_did_not_finish_in_the_kernel_comes_first(
     tmp_path: Path, source: str, kind: FailureKind, cell: int, named: bool
 ) -> None:
-    (tmp_path / "run.log").write_text("[0] PeerLostError: rank 1 has returned from the train cell\n")
+    (tmp_path / "run.log").write_text(
+        "[0] PeerLostError: rank 1 has returned from the train cell\n"
+    )
     failure = Failure(0, 1, 1, None, "DistNetworkError", "", cell, 2, "", 0.0, kind=kind)
     result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1, failures=(failure,))
     saved = notebook(source, "%%tpu_train\nprint(data)")

@@ -52,9 +52,10 @@ _FOR_OTHERS = frozenset(
 _WARNS = re.compile(
     # Levels below an error, as glog, absl, c10d, pip and Python's logging and warnings write them
     r"^\[?[IW] ?\d{4}|^[IW] .*\.(?:cc|cpp|h|py):\d+|^\d{4}-\S+ \S+: [IW] "
-    r"|^\[?(?:INFO|WARNING|DEBUG|NOTICE)\]?[: |]|^\S*\d\d:\d\d\S* (?:\S+ ){0,5}\[?(?:INFO|WARN|DEBUG)"
+    r"|^\[?(?:INFO|WARNING|DEBUG|NOTICE)\]?[: |]"
+    r"|^(?:\d{4}-\d\d-\d\d )?\S*\d\d:\d\d\S* (?:\S+ ){0,5}\[?(?:INFO|WARN(?:ING)?|DEBUG)\b"
     r"|(?<!')\b\w*Warning: |^\s*(?:warnings\.)?warn\(|^wandb: "
-    # Retries, slow operations that go on, and libtpu's search for credentials that it may lack
+    # Retries, slow operations that continue, and libtpu's search for credentials that it may lack
     r"|\b(?:re-?trying|will retry|retry) (?:in|after|again|\d)|\battempt \d+ ?(?:of|/) ?\d+"
     r"|slow_operation_alarm\.cc|oauth2_credentials\.cc",
     re.IGNORECASE,
@@ -182,7 +183,8 @@ class PossibleReasons:
             named = line
             of_another = name in _FOR_OTHERS
             # Of a traceback that was copied or cut, the header may be missing.
-            raised = start < line or inside or of_another or above[:1] and above[0][:1].isspace()
+            cut = bool(above) and above[0][:1].isspace()
+            raised = start < line or inside or of_another or cut
             if not raised and self._is_only_printed(line, end):
                 continue
             yield LoggedException(

@@ -54,7 +54,9 @@ class Facts:
         return bool(self.lost_hosts)
 
     def observations(self, *, at_start: bool) -> list[str]:
-        """The facts that are evidence, one line for each; `at_start`: for a cause before training.
+        """The facts that are evidence, one line for each.
+
+        `at_start`: for a cause that only occurs before a run trains, such as a device in use.
         """
         lines = [*self.lost_hosts]
         if self.oom_killed:
