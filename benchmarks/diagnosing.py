@@ -23,35 +23,19 @@ PLAIN = ROOT / "tests" / "diagnostics" / "failure" / "plain_errors.yaml"
 OF_FAMILY = {
     "vm-image-wrong": {"topology-env-wrong"},
     "tpu-not-attached": {"tpu-not-found"},
-    "bf16-nan": set(),
-    "dynamo": {"dynamo-fake-tensor"},
     "kaggle-push-image": {"torch-xla-missing"},
-    "kaggle-model-gated": {"kaggle-licence"},
     "api-too-new": {"api-removed"},
-    "meta-device": {"weights-on-meta"},
     "torchvision-mismatch": {"torch-companions"},
-    "torchtpu-install": {"torchtpu-install", "torchtpu-release"},
-    "torchtpu-compile": {"torchtpu-compile-option"},
+    "torchtpu-install": {"torchtpu-release"},
     "fork-cuda": {"cuda-fork"},
-    "checkpoint-module-prefix": {"state-dict-keys"},
     "checkpoint-corrupt": {"file-damaged"},
-    "api-torch-xla-attr": {"api-torch-xla-attr", "torch-checkpoint"},
-    "nccl-system-error": {"nccl-failed"},
-    "cuda-on-tpu": {"no-cuda"},
-    "amp-cuda-api-on-xla": {"amp-for-cuda"},
-    "device-mismatch-cuda": {"tensor-on-wrong-device"},
+    "api-torch-xla-attr": {"torch-checkpoint"},
 }
 """Rules that explain a family of reports but have another name, by family."""
 PARTLY = {
     "host-oom": {"process-killed"},
     "child-exit-17": {"rendezvous-lost-peer"},
-    "peer-lost-heartbeat": {"tpu-lost"},
-    "fork-cuda": {"rank-failed"},
-    "multi-host-single-launch": {"peer-lost-heartbeat"},
-    "checkpoint-crash": {"child-sigsegv"},
-    "proto-clash": {"child-sigabrt"},
     "proxy-in-the-way": {"rendezvous-lost-peer"},
-    "fsdpv2-output": {"spmd-sharding-mismatch"},
 }
 """Rules that explain a part of a family, by family."""
 ENDS = (

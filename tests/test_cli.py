@@ -210,6 +210,12 @@ class TestDiagnose:
         )
         assert cli.main(["diagnose", "--json", str(tmp_path / "log")]) == 1
         assert json.loads(capsys.readouterr().out) == []
+        assert cli.main(["diagnose", "--json", "--returncode", "0", str(tmp_path / "log")]) == 0
+        assert json.loads(capsys.readouterr().out) == []
+        assert cli.main(["diagnose", "--returncode", "0", str(tmp_path / "log")]) == 0
+        assert capsys.readouterr().out == (
+            "The program ended with exit code 0: the log shows no failure.\n"
+        )
         assert cli.main(["diagnose", str(tmp_path / "gone")]) == 1
         assert capsys.readouterr().err == f"tpunb: there is no log '{tmp_path}/gone'\n"
 

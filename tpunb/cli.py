@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tpunb.notebook.lint.findings import Finding
+    from tpunb.runs.result import Diagnosis
 
 _Options = TypeVar("_Options")
 
@@ -345,27 +346,30 @@ class DiagnoseOptions:
 
 
 def _diagnose(chosen: DiagnoseOptions) -> int:
-    """Return 1 if no cause is known: then the most relevant lines are printed, without a guess."""
+    """Return 1 if the failure has no known cause: then the most relevant lines are printed."""
     from tpunb.diagnostics.failure import diagnose, most_relevant_lines
     from tpunb.diagnostics.failure.run import diagnose_log, read_end
 
     path = Path(chosen.log)
+    diagnoses: list[Diagnosis] | None
     if chosen.log == "-":
         text = sys.stdin.buffer.read().decode("utf-8", "replace")
-        diagnoses = diagnose(text, chosen.returncode)
+        diagnoses = None if chosen.returncode == 0 else diagnose(text, chosen.returncode)
     elif path.is_file():
         text, diagnoses = read_end(path), diagnose_log(path, chosen.returncode)
     else:
         raise TpunbError(f"there is no log {chosen.log!r}")
     if chosen.json:
-        print(json.dumps([diagnosis.to_json() for diagnosis in diagnoses], indent=1))
+        print(json.dumps([diagnosis.to_json() for diagnosis in diagnoses or ()], indent=1))
+    elif diagnoses is None:
+        print("The program ended with exit code 0: the log shows no failure.")
     elif diagnoses:
         print(terminal.coloured(terminal.join("\n\n", map(str, diagnoses))))
     else:
         lines = most_relevant_lines(text)
         print("No known cause. The most relevant lines:" if lines else "The log is empty.")
         print(terminal.coloured("\n".join(f"  | {line}" for line in lines)))
-    return 0 if diagnoses else 1
+    return 1 if diagnoses == [] else 0
 
 
 def _parameters_option() -> Any:

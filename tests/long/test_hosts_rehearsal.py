@@ -155,7 +155,7 @@ def test_mismatch_of_batch_counts_names_the_host(pod: Pod, tmp_path: Path) -> No
     assert result.failure.line == 6
     assert "rank h1/3 has returned from the train cell while rank h" in result.failure.message
     assert "rank h1/3 took part in 2" in result.failure.message
-    [cause] = diagnose_log(run.folders[1] / "run.log", None)
+    [cause] = diagnose_log(run.folders[1] / "run.log", None) or []
     assert cause.id == "rendezvous-lost-peer"
     told = " ".join(line.text for line in cause.evidence)
     assert "rank h1/3 has returned from the train cell while rank h" in told
@@ -197,7 +197,7 @@ def test_retry_on_hosts_and_lost_link_inside_a_collective(pod: Pod, tmp_path: Pa
         assert failure is not None
         assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, other)
         assert failure.headline() == f"host {other} was lost: no heartbeat for 5 s"
-        [cause, *_] = diagnose_log(run.folders[number] / "run.log", None)
+        [cause, *_] = diagnose_log(run.folders[number] / "run.log", None) or []
         assert cause.id == "host-lost"
         assert failure.headline() in str(cause)
 

@@ -17,12 +17,9 @@ from tpunb.runs.spec import BackendName
 
 GOOD = {
     "id": "moon",
-    "kind": "cause",
-    "stage": "start",
     "cause": "The moon is full.",
     "fix": "Wait.",
     "source": "https://example.org/moon",
-    "versions": "all",
     "signs": ["the moon is full"],
 }
 
@@ -46,13 +43,16 @@ def test_schema_of_the_rules() -> None:
         for sign in rule.signs:
             assert set(sign.facts) <= FACTS, rule.id
             patterns = [one for line in (*sign.lines, *sign.context) for one in line]
-            for regex in (*sign.unless, *(one.regex for one in patterns)):
+            for regex in (*sign.unless, *patterns):
                 assert not any(map(regex.search, ("", "-"))), regex.pattern
 
 
-def test_the_rules_of_the_package_are_read_once() -> None:
+def test_the_table_stays_small() -> None:
+    """Only failures that people meet often, and whose cause and fix are certain."""
+    assert 50 < len(rules()) <= 70
     assert rules() is rules()
-    assert len(rules()) > 60
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.iterdir())
+    assert lines <= 1800
 
 
 def test_rules_explain_only_rules_of_their_kind() -> None:
@@ -79,10 +79,10 @@ def test_no_rule_speaks_of_what_the_runs_backend_does_not_have(backend: BackendN
     for rule in rules():
         if backend in rule.backends:
             lines = [line for sign in rule.signs for line in sign.lines]
-            said = [" ".join(one.regex.pattern for one in line) for line in lines]
+            said = [" ".join(one.pattern for one in line) for line in lines]
             wrong += [(rule.id, word) for word in foreign(rule.cause, backend, [" ".join(said)])]
             for platform in (None, "colab", "kaggle", "gcp"):
-                texts = " ".join((*rule.steps(platform, backend), rule.library, rule.link))
+                texts = " ".join((*rule.steps(platform, backend), rule.link))
                 wrong += [(rule.id, word) for word in foreign(texts, backend, said or [""])]
     assert not wrong
 
@@ -105,9 +105,6 @@ def test_a_rule_of_another_backend_is_no_answer() -> None:
         ({"any": "moon sets", "not": "clouds"}, "the moon sets\nclouds", True),
         ({"any": "moon sets", "with": "clouds"}, "clouds\nthe moon sets", True),
         ({"any": "moon sets", "with": "clouds"}, "the moon sets", False),
-        ({"any": "moon sets", "last": True}, "the moon sets\n\n", True),
-        ({"any": "moon sets", "last": True}, "the moon sets\nclouds", False),
-        ({"any": "moon sets", "notices": True}, "UserWarning: the moon sets", True),
         ({"any": "moon sets"}, "UserWarning: the moon sets", False),
     ],
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.machine import FakeMachine
+from tests.notebook.lint.notebooks import notebook
 from tpunb.diagnostics.failure import run
+from tpunb.runs.directory import RunDir
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind
 from tpunb.utils import env_vars
@@ -17,9 +20,9 @@ from tpunb.utils import env_vars
 
 def test_a_run_that_has_logged_a_step_has_trained(tmp_path: Path) -> None:
     result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1)
-    assert run.observed_facts(result).stage is None
+    assert not run.observed_facts(result).trained
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert run.observed_facts(result).stage == "step"
+    assert run.observed_facts(result).trained
 
 
 @pytest.mark.usefixtures("starts_processes")
@@ -45,7 +48,7 @@ def test_memory_is_compared_with_that_of_the_machine(tmp_path: Path) -> None:
     result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1)
     assert run.observed_facts(result).memory_limit is None
     used = replace(result, peak_memory=(6 * 2**30, 9 * 2**30), memory_limit=16 * 2**30)
-    [line] = run.observed_facts(used).observations("step")
+    [line] = run.observed_facts(used).observations(at_start=False)
     assert line == "memory of all ranks at their peaks: 15.0 of 16.0 GiB"
 
 
@@ -72,3 +75,46 @@ def test_a_lost_host_is_the_cause_and_is_named(tmp_path: Path) -> None:
     [cause] = run.diagnose_run(result)
     assert cause.id == "host-lost"
     assert said in str(cause)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "cell", "named"),
+    [
+        ("mp.spawn(train)", FailureKind.EXCEPTION, 1, True),
+        ("mp.spawn(train)", FailureKind.PEER_LOST, 2, True),
+        ("mp.spawn(train)", FailureKind.EXCEPTION, 2, False),
+        ("# tpu: skip\nmp.spawn(train)", FailureKind.PEER_LOST, 2, False),
+        ("%%tpu_train\nmp.spawn(train)", FailureKind.PEER_LOST, 2, False),
+    ],
+)
+def test_a_cell_that_did_not_finish_in_the_kernel_comes_first(
+    tmp_path: Path, source: str, kind: FailureKind, cell: int, named: bool
+) -> None:
+    (tmp_path / "run.log").write_text(
+        "[0] PeerLostError: rank 1 has returned from the train cell\n"
+    )
+    failure = Failure(0, 1, 1, None, "DistNetworkError", "", cell, 2, "", 0.0, kind=kind)
+    result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1, failures=(failure,))
+    saved = notebook(source, "%%tpu_train\nprint(data)")
+    cells = (replace(saved.cells[0], failed=True), saved.cells[1])
+    (tmp_path / "notebook.json").write_text(json.dumps(asdict(replace(saved, cells=cells))))
+    found = [(one.id, one.confidence) for one in run.diagnose_run(result)]
+    assert (found[:1] == [("unfinished-cell", 0.95)]) == named
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"cells": [{}], "train": 0}'])
+def test_a_folder_without_its_notebook(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notebook.json").write_text(text)
+    (tmp_path / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
+    result = RunResult("failed", "x", 2, "CPU", 0.0, 1.0, tmp_path, 1)
+    assert [one.id for one in run.diagnose_run(result)] == ["disk-full"]
+
+
+def test_the_log_of_a_run_that_succeeded_has_no_failure(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("OSError: [Errno 28] No space left on device\n")
+    assert run.diagnose_log(log, 0) is None
+    assert run.diagnose_log(log, None)
+    result = RunResult("succeeded", "x", 2, "CPU", 0.0, 1.0, tmp_path, 0)
+    RunDir(tmp_path).write_result(result)
+    assert run.diagnose_log(log, None) is None

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import bisect
 import builtins
-import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 
-from tpunb.diagnostics.failure.log import LinePattern, Log, LogLines, compile_pattern
+from tpunb.diagnostics.failure.log import Log, LogLines
 
 EXCEPTION = re.compile(
     r"^\s*(?:E\s+)?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Pool)"
@@ -24,23 +22,22 @@ EXCEPTION = re.compile(
     r"(?::(?!:)|\s*$)"
 )
 """A line that names an exception, such as the last line of a traceback."""
-FATAL = LinePattern.compile(
-    r"(?-i:^F\d{4} |^\d{4}-\S+ \S+: F |^\[libprotobuf FATAL|^\s*what\(\): |^\*\*\* SIG(?!TERM|INT)"
+FATAL = re.compile(
+    r"^F\d{4} |^\d{4}-\S+ \S+: F |^\[libprotobuf FATAL|^[ \t]*what\(\): |^\*\*\* SIG(?!TERM|INT)"
     r"|^\*\*\* Aborted|^terminate called |^Fatal Python error|Segmentation fault"
     r"|^ERROR: Unexpected [\w -]+ encountered in worker"
-    r"|\(core dumped\)|Out of memory: Killed|^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b)"
+    r"|\(core dumped\)|Out of memory: Killed|^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b",
+    re.MULTILINE,
 )
 """A line that native code or the system writes about a process that ends at this point."""
 
-_HEADER = LinePattern.compile(r"Traceback \(most recent call last\)")
-_CANDIDATE = LinePattern.compile(
-    r"^\s*(?:E\s+)?[\w.]*(?:Error|Exception|Interrupt|Exit|\.Empty|ProcessPool)(?::|\s*$)"
-    r"|^Exception in device=|^-- Process \d+ terminated with the following error"
+_HEADER = re.compile(r"Traceback \(most recent call last\)")
+_CANDIDATE = re.compile(
+    r"^[ \t]*(?:E\s+)?[\w.]*(?:Error|Exception|Interrupt|Exit|\.Empty|ProcessPool)(?::|\s*$)",
+    re.MULTILINE,
 )
-_OF_LAUNCHER = re.compile(r"^Exception in device=|(?P<other>^-- Process \d+ terminated with)")
 _ENDS_TRACEBACK = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::\s|:$|\s*$)")
 _IPYTHON = re.compile(r"^(?P<name>[A-Z]\w*)\s+Traceback \(most recent call last\)")
-_PLACE = re.compile(r'^\s+File "[^"]+", line \d+')
 _CHAIN = re.compile(
     r"direct cause of the following|During handling of the above|Original Traceback"
 )
@@ -52,8 +49,18 @@ _FOR_OTHERS = frozenset(
     " ProcessRaisedException RemoteTraceback _RemoteTraceback SystemExit".split()
 )
 """Exceptions that only report how another process ended; the reason is in that process's lines."""
-_ENGINE = re.compile(r"Engine core initialization failed|See root cause above")
-"""Messages of vLLM's server that do the same; the class of the exception is RuntimeError."""
+_WARNS = re.compile(
+    # Levels below an error, as glog, absl, c10d, pip and Python's logging and warnings write them
+    r"^\[?[IW] ?\d{4}|^[IW] .*\.(?:cc|cpp|h|py):\d+|^\d{4}-\S+ \S+: [IW] "
+    r"|^\[?(?:INFO|WARNING|DEBUG|NOTICE)\]?[: |]"
+    r"|^(?:\d{4}-\d\d-\d\d )?\S*\d\d:\d\d\S* (?:\S+ ){0,5}\[?(?:INFO|WARN(?:ING)?|DEBUG)\b"
+    r"|(?<!')\b\w*Warning: |^\s*(?:warnings\.)?warn\(|^wandb: "
+    # Retries, slow operations that continue, and libtpu's search for credentials that it may lack
+    r"|\b(?:re-?trying|will retry|retry) (?:in|after|again|\d)|\battempt \d+ ?(?:of|/) ?\d+"
+    r"|slow_operation_alarm\.cc|oauth2_credentials\.cc",
+    re.IGNORECASE,
+)
+"""Lines that healthy runs write too: they are never the reason, whatever they name."""
 _OF_SYSTEM = (RuntimeError, OSError, ImportError, MemoryError, SystemError)
 _MESSAGE = 60
 """Maximal number of lines of an exception's message."""
@@ -63,26 +70,15 @@ _TRACEBACKS = 2000
 """Maximal number of tracebacks that are read, from the end of a log."""
 _FIRST, _LAST = 200, 1000
 """Number of different lines that are searched in a log without an exception."""
+_ALIKE = 64
+"""Number of lines that are searched of those that differ in digits only."""
 _ABOVE = 8
 """Number of lines above a traceback that show its context."""
 
 
-@functools.cache
-def notices() -> tuple[re.Pattern[str], ...]:
-    """The patterns of `notices.yaml`: lines that healthy runs write."""
-    import yaml  # not needed before something has failed
-
-    file = resources.files("tpunb.diagnostics.failure") / "notices.yaml"
-    return tuple(map(compile_pattern, yaml.safe_load(file.read_text(encoding="utf-8"))))
-
-
 @dataclass(frozen=True)
 class LoggedException:
-    name: str
-    """Its class without the module; '' if a launcher omits it."""
     rank: int | None
-    start: int
-    """The first line of its traceback, or the line that names it if no traceback is shown."""
     line: int
     """The line that names it."""
     end: int
@@ -91,11 +87,8 @@ class LoggedException:
     """True if it was raised while the exception above it was being handled."""
     in_thread: bool
     """True if it ended a thread, which does not end a process."""
-
     of_another_process: bool
     """True if it only reports how another process ended."""
-    module: str = ""
-    """The module of its class; '' if it is built in, or not shown."""
 
 
 class PossibleReasons:
@@ -110,66 +103,42 @@ class PossibleReasons:
         self._tracebacks: list[tuple[int, int]] = []
         """First line, and the line that names the exception."""
         self._remarks: set[int] = set()
-        self._notices: dict[int, bool] = {}
-        """Keyed by the first line of a shape."""
         found = list(self._read())
         if recorded_from is not None:
             found = [one for one in found if one.line >= recorded_from] or found
-        self._all = found
-        self._set(_ending(found))
-
-    def widen(self) -> bool:
-        """Count every exception as a reason; False if this adds none.
-
-        Used if the last exception is only a consequence: in logs without rank prefixes it is not
-        known which exceptions ended a rank.
-        """
-        before = len(self.exceptions)
-        self._set([one for one in self._all if not one.in_thread])
-        return len(self.exceptions) > before
-
-    def _set(self, exceptions: list[LoggedException]) -> None:
-        log = self._log
-        self.exceptions = exceptions
+        self.exceptions = _ending(found)
         """Those that ended a rank, in the log's order."""
         self._messages = {
             number
             for one in self.exceptions
             for number in range(one.line, one.end)
-            if log.writer(number) in (one.rank, None)
+            if log.rank(number) in (one.rank, None)
         }
         self._names = {one.line for one in self.exceptions}
         self._told = any(not one.of_another_process for one in self.exceptions)
-        self.candidates = LogLines(self._log, list(self._find_candidates()))
-        """The lines to search for reasons; `counts` has the last word on each."""
+        self.candidates = LogLines(log, [n for n in self._searched() if self._counts(n)])
+        """The lines that may be the reason."""
 
-    def _find_candidates(self) -> Sequence[Sequence[int]]:
+    def _searched(self) -> Sequence[int]:
         if self._told:
-            return [[number] for number in sorted(self._names | self._messages | self.fatal)]
+            return sorted(self._messages | self.fatal)
         shapes = self._log.shapes
         # Failures come last; the first lines show how the run was started.
-        return [*shapes[:_FIRST], *shapes[max(_FIRST, len(shapes) - _LAST) :]]
+        searched = [*shapes[:_FIRST], *shapes[max(_FIRST, len(shapes) - _LAST) :]]
+        return sorted(number for alike in searched for number in alike[:_ALIKE])
+
+    def _counts(self, number: int) -> bool:
+        if number in self._names:
+            return True
+        if _WARNS.search(self._log.bodies[number]):
+            return False
+        if number in self._messages or number in self.fatal:
+            return True
+        return not (number in self._remarks or self._is_frame(number))
 
     @cached_property
     def fatal(self) -> frozenset[int]:
-        return frozenset(self._log.find(FATAL))
-
-    def _is_notice(self, number: int) -> bool:
-        first = self._log.alike(number)
-        if first not in self._notices:
-            body = self._log.body(number)
-            self._notices[first] = any(one.search(body) for one in notices())
-        return self._notices[first]
-
-    def counts(self, number: int, *, notices_too: bool = False) -> bool:
-        """True if the line may be a reason; `notices_too`: also if it only warns."""
-        if number in self._names:
-            return True
-        if number in self._messages or number in self.fatal:
-            return not self._is_notice(number)
-        if self._told or number in self._remarks or self._is_frame(number):
-            return False
-        return (notices_too and not self.exceptions) or not self._is_notice(number)
+        return frozenset(self._log.all.find(FATAL))
 
     def unexplained(self, lines: Set[int]) -> bool:
         """True if the message of an exception that ended a rank contains none of these lines."""
@@ -178,13 +147,6 @@ class PossibleReasons:
             for one in self.exceptions
             if not one.of_another_process
         )
-
-    def exception_of(self, lines: Sequence[int]) -> LoggedException | None:
-        """The exception whose message contains one of these lines, one with a traceback first."""
-        found = [
-            one for one in self.exceptions if any(one.line <= number < one.end for number in lines)
-        ]
-        return max(found, key=lambda one: one.line > one.start, default=None)
 
     def _is_frame(self, number: int) -> bool:
         at = bisect.bisect_right(self._tracebacks, (number, len(self._log.lines))) - 1
@@ -195,26 +157,23 @@ class PossibleReasons:
         log = self._log
         starts: dict[int, tuple[int, str]] = {}
         """Keyed by the line that names an exception: first line of its traceback, and its name."""
-        headers = log.find(_HEADER)[-_TRACEBACKS:]
+        headers = log.all.find(_HEADER)[-_TRACEBACKS:]
         for header, following in itertools.pairwise([*headers, len(log.lines)]):
             if (found := self._end_of_traceback(header, following)) is not None:
                 starts[found[0]] = (header, found[1])
                 self._tracebacks.append((header, found[0]))
-        for number in log.find(_CANDIDATE)[-_TRACEBACKS:]:
-            if number in starts or self._is_frame(number):
-                continue
-            if match := EXCEPTION.match(log.body(number)):
-                starts[number] = (self._start_without_header(number), match["name"])
-            elif match := _OF_LAUNCHER.match(log.body(number)):
-                starts[number] = (number, "ProcessRaisedException" if match["other"] else "")
+        for number in log.all.find(_CANDIDATE)[-_TRACEBACKS:]:
+            match = EXCEPTION.match(log.bodies[number])
+            if match and number not in starts and not self._is_frame(number):
+                starts[number] = (number, match["name"])
         used: set[int] = set()
         named = -2
         for line in sorted(starts):
-            start, full_name = starts[line]
-            name = full_name.rpartition(".")[2]
+            start, name = starts[line]
+            name = name.rpartition(".")[2]
             near = list(self._above(start))
-            above = [log.body(n) for n in near]
-            remark = next((n for n in near[:2] if _REMARK.match(log.body(n))), None)
+            above = [log.bodies[n] for n in near]
+            remark = next((n for n in near[:2] if _REMARK.match(log.bodies[n])), None)
             if remark is not None and remark not in used:  # it is about the first exception below
                 used.add(remark)
                 self._remarks.update(range(start, self._end_of_message(line, starts, short=True)))
@@ -222,63 +181,46 @@ class PossibleReasons:
             end = self._end_of_message(line, starts, short=_is_plain(name))
             inside = start == line == named + 1  # a part of the message above
             named = line
-            of_another = name in _FOR_OTHERS or bool(_ENGINE.search(log.body(line)))
-            raised = start < line or inside or of_another or not name
+            of_another = name in _FOR_OTHERS
+            # Of a traceback that was copied or cut, the header may be missing.
+            cut = bool(above) and above[0][:1].isspace()
+            raised = start < line or inside or of_another or cut
             if not raised and self._is_only_printed(line, end):
                 continue
             yield LoggedException(
-                name,
-                log.writer(line),
-                start,
+                log.rank(line),
                 line,
                 end,
-                inside or any(_CHAIN.search(text) for text in [log.body(start), *above]),
+                inside or any(_CHAIN.search(text) for text in [log.bodies[start], *above]),
                 any(_THREAD.match(text) for text in above[:2]),
                 of_another,
-                full_name.rpartition(".")[0],
             )
 
     def _is_only_printed(self, line: int, end: int) -> bool:
         """True for a line without a traceback after which the process continues: it was handled."""
         log = self._log
-        rank = log.writer(line)
+        rank = log.rank(line)
         following = range(end, min(len(log.lines), end + _FRAMES))
-        return any(log.body(n).strip() and rank in (None, log.writer(n)) for n in following)
+        return any(log.bodies[n].strip() and rank in (None, log.rank(n)) for n in following)
 
     def _end_of_traceback(self, header: int, following: int) -> tuple[int, str] | None:
         """The line that names the exception, and the name; None for a truncated traceback."""
         log = self._log
-        rank, shown = log.writer(header), _IPYTHON.match(log.body(header))
+        rank, shown = log.rank(header), _IPYTHON.match(log.bodies[header])
         for number in range(header + 1, min(following, header + _FRAMES)):
-            if log.writer(number) != rank:
+            if log.rank(number) != rank:
                 continue
-            match = _ENDS_TRACEBACK.match(log.body(number))
+            match = _ENDS_TRACEBACK.match(log.bodies[number])
             if match and (shown is None or match["name"].rpartition(".")[2] == shown["name"]):
                 return number, match["name"]
         return None
 
-    def _start_without_header(self, line: int) -> int:
-        """The first frame above the line that names an exception; that line if there is none.
-
-        Of a traceback that was copied or cut, the header may be missing.
-        """
-        log, start = self._log, line
-        for number in range(line - 1, max(-1, line - _FRAMES), -1):
-            if log.writer(number) != log.writer(line):
-                continue
-            body = log.body(number)
-            if not body[:1].isspace():
-                break
-            if _PLACE.match(body):
-                start = number
-        return start
-
     def _end_of_message(self, line: int, starts: dict[int, tuple[int, str]], *, short: bool) -> int:
         """The end of a message: a blank line or, for a `short` one, an unindented line."""
         log = self._log
-        rank = log.writer(line)
+        rank = log.rank(line)
         for number in range(line + 1, min(len(log.lines), line + _MESSAGE)):
-            body, other = log.body(number), log.writer(number)
+            body, other = log.bodies[number], log.rank(number)
             if other != rank and rank is not None and other is not None:
                 continue  # another rank's line in between
             margin = short and not body[:1].isspace()
@@ -290,7 +232,7 @@ class PossibleReasons:
         """Yield the non-blank lines of the same rank above a traceback, the nearest first."""
         log = self._log
         for number in range(start - 1, max(-1, start - 1 - _ABOVE), -1):
-            if log.writer(number) == log.writer(start) and log.body(number).strip():
+            if log.rank(number) == log.rank(start) and log.bodies[number].strip():
                 yield number
 
 
@@ -309,8 +251,7 @@ def _ending(found: list[LoggedException]) -> list[LoggedException]:
     """The exceptions that ended a rank.
 
     For each rank, the last exception and those from which it was raised, because others were
-    handled; all of them if the last one only reports another process; and each exception that a
-    launcher reports.
+    handled; all of them if the last one only reports another process.
     """
     if any(not one.in_thread for one in found):
         found = [one for one in found if not one.in_thread]
@@ -324,5 +265,4 @@ def _ending(found: list[LoggedException]) -> list[LoggedException]:
             ending.append(one)
             if not one.chained:
                 break
-        ending += [one for one in own if not one.name and one not in ending]
     return sorted(ending, key=lambda one: one.line)

@@ -20,10 +20,8 @@ class Facts:
     """How the run ended: 'succeeded', 'failed', 'hung', 'timed_out', 'interrupted'."""
     exits: Mapping[int, int] = field(default_factory=dict)
     """Exit code of each rank that has ended; -9 for a rank that signal 9 ended."""
-    stage: str | None = None
-    """'step' if the run got as far as its training loop."""
-    device: str | None = None
-    """'TPU', 'GPU' or 'CPU'."""
+    trained: bool = False
+    """True if the run got as far as its training loop."""
     backend: BackendName | None = None
     """What the run trained with: no cause or fix is about another backend."""
     oom_killed: bool | None = None
@@ -37,8 +35,6 @@ class Facts:
 
     If there are any, no other exception in the log is the reason: it was handled, or belongs to
     another process."""
-    here: bool = False
-    """True if the run used the Python environment of this process, so that versions are known."""
     platform: str | None = None
     """'colab', 'kaggle' or 'gcp': chooses among fixes that differ."""
     lost_hosts: tuple[str, ...] = ()
@@ -57,8 +53,11 @@ class Facts:
     def host_lost(self) -> bool:
         return bool(self.lost_hosts)
 
-    def observations(self, stage: str) -> list[str]:
-        """The facts that are evidence for a cause of this stage, one line for each."""
+    def observations(self, *, at_start: bool) -> list[str]:
+        """The facts that are evidence, one line for each.
+
+        `at_start`: for a cause that only occurs before a run trains, such as a device in use.
+        """
         lines = [*self.lost_hosts]
         if self.oom_killed:
             lines.append("the kernel's out-of-memory killer ended a process of this run")
@@ -66,7 +65,7 @@ class Facts:
             assert self.memory_peak is not None and self.memory_limit is not None
             peak, limit = self.memory_peak / 2**30, self.memory_limit / 2**30
             lines.append(f"memory of all ranks at their peaks: {peak:.1f} of {limit:.1f} GiB")
-        if self.device_holder and stage == "start":
+        if self.device_holder and at_start:
             lines.append(f"the device is held by {self.device_holder}")
         return lines
 

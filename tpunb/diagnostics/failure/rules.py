@@ -7,32 +7,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from tpunb.diagnostics.failure.log import LinePattern, compile_pattern
+from tpunb.diagnostics.failure.log import compile_pattern
 from tpunb.machine import packages
 from tpunb.runs.spec import BackendName
 
-Kind = Literal["cause", "symptom", "slow"]
-Stage = Literal[
-    "install",
-    "notebook",
-    "import",
-    "cloud",
-    "start",
-    "data",
-    "step",
-    "compile",
-    "memory",
-    "collective",
-    "checkpoint",
-]
-"""How far a run got, in order. A failed install or start does not cause a failure after it."""
-_CONFIDENCE = {"cause": 0.9, "symptom": 0.5, "slow": 0.7}
-Line = tuple[LinePattern, ...]
+Kind = Literal["cause", "symptom"]
+_CONFIDENCE = {"cause": 0.9, "symptom": 0.5}
+Line = tuple[re.Pattern[str], ...]
 """One or several patterns that must all match the same line."""
 
 
@@ -49,18 +35,8 @@ class Sign:
     """`with`: for each of these, some line anywhere in the log matches."""
     exit: frozenset[str] = frozenset()
     """A process ended with one of these: 'SIGKILL', '17'."""
-    last: bool = False
-    """True if the line must be the last line of the log."""
-    notices: bool = False
-    """True if a line that only warns is enough when there is no exception."""
-    in_library: bool = False
-    """True if a library's own line must have raised the exception.
-
-    If a pattern has a group `written`, that line must contain it: else it came from elsewhere."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Required values of `Facts`."""
-    report: Mapping[str, float] = field(default_factory=dict)
-    """Lower bounds on the metrics report's numbers; `share_below` is an upper one."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +45,14 @@ class FailureRule:
 
     id: str
     kind: Kind
-    """A symptom has a cause that other lines may name: it ranks behind every cause.
-
-    A `slow` rule describes why a run is slow or never ends; it is never the reason for a failure.
-    """
-    stage: Stage
+    """A symptom has a cause that other lines may name: it ranks behind every cause."""
+    at_start: bool
+    """True if this only happens before a run has begun to train."""
     cause: str
     fixes: Mapping[str, tuple[str, ...]]
     """Steps, keyed by 'any', a backend, or a platform: 'colab', 'kaggle', 'gcp'."""
-    source: str
-    """Where the failure was reported or documented: the reason for the rule, not shown."""
     link: str
     """A page about exactly this error, to show; '' if there is none."""
-    versions: str
-    library: str
-    """The fix if not the user's code but a library makes the call; '' if it is the same."""
-    mended: Mapping[str, str]
-    """The first release without the failure, keyed by the library that makes the call."""
     signs: tuple[Sign, ...]
     explains: frozenset[str]
     """Rules of the same kind that rank behind this one if both hold."""
@@ -99,14 +66,6 @@ class FailureRule:
         keys = (platform or "", backend or "", "any")
         steps = next(self.fixes[key] for key in keys if key in self.fixes)
         return tuple(_with_commands(step, platform or "") for step in steps)
-
-
-def named_in(message: str, signs: Sequence[Sign]) -> dict[str, str]:
-    """What the named groups of the signs' patterns match in a message."""
-    found = (one.regex.search(message) for sign in signs for line in sign.lines for one in line)
-    return {
-        name: text for match in found if match for name, text in match.groupdict().items() if text
-    }
 
 
 def _with_commands(step: str, platform: str) -> str:
@@ -141,18 +100,15 @@ def read_rules(files: Mapping[str, str]) -> tuple[FailureRule, ...]:
 
 
 def _rule(entry: Mapping[str, Any]) -> FailureRule:
-    confidence = float(entry.get("confidence", _CONFIDENCE[entry["kind"]]))
+    kind: Kind = entry.get("kind", "cause")
+    confidence = float(entry.get("confidence", _CONFIDENCE[kind]))
     return FailureRule(
         entry["id"],
-        entry["kind"],
-        entry["stage"],
+        kind,
+        entry.get("at_start", False),
         _plain(entry["cause"]),
         _fixes(entry["fix"]),
-        entry["source"],
         entry["source"] if entry.get("link") else "",
-        entry["versions"],
-        _plain(str(entry.get("library", ""))),
-        {str(name): str(release) for name, release in entry.get("mended", {}).items()},
         tuple(_sign(sign, confidence) for sign in entry["signs"]),
         frozenset(_list(entry.get("explains", []))),
         _list(entry.get("harmless", [])),
@@ -161,7 +117,7 @@ def _rule(entry: Mapping[str, Any]) -> FailureRule:
 
 
 def _fixes(entry: Any) -> dict[str, tuple[str, ...]]:
-    """A fix: text, a list of steps, or a mapping from platform to either."""
+    """A fix: text, a list of steps, or a mapping from platform or backend to either."""
     by_place = entry if isinstance(entry, dict) else {"any": entry}
     return {place: tuple(map(_plain, _list(steps))) for place, steps in by_place.items()}
 
@@ -183,14 +139,10 @@ def _sign(entry: Any, confidence: float) -> Sign:
         tuple(map(compile_pattern, _list(entry.get("not", [])))),
         _lines(entry.get("with", [])),
         frozenset(map(str, entry.get("exit", []))),
-        bool(entry.get("last", False)),
-        bool(entry.get("notices", False)),
-        bool(entry.get("in_library", False)),
         entry.get("facts", {}),
-        entry.get("report", {}),
     )
 
 
 def _lines(entry: Any) -> tuple[Line, ...]:
     """A pattern, or a list whose items are patterns or lists of patterns for the same line."""
-    return tuple(tuple(map(LinePattern.compile, _list(item))) for item in _list(entry))
+    return tuple(tuple(map(compile_pattern, _list(item))) for item in _list(entry))

@@ -8,15 +8,17 @@ from pathlib import Path
 
 from tpunb.diagnostics.failure.engine import diagnose
 from tpunb.diagnostics.failure.facts import Facts
-from tpunb.diagnostics.failure.notebook_causes import lint_cause, unfinished_cause
 from tpunb.machine import machine, tpu, tpu_users
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.platform import find_platform
+from tpunb.notebook.convert.cells import skip_reason
+from tpunb.notebook.files import cell_magics
+from tpunb.notebook.models import Cell
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import Diagnosis, Failure, RunResult
-from tpunb.runs.spec import FailureKind
-from tpunb.utils import files
+from tpunb.runs.spec import FailureKind, RunState
+from tpunb.utils import files, records
 
 _JUST_NOW = 60.0
 """Seconds after a run's end in which a process that holds its device may have held it before."""
@@ -30,21 +32,58 @@ def diagnose_run(result: RunResult) -> list[Diagnosis]:
     """
     log, facts = read_end(RunDir(result.dir).log), observed_facts(result)
     known = diagnose(log, result.returncode, facts=facts)
-    found = unfinished_cause(result) or lint_cause(result)
-    if found is not None:
-        return [found, *known]
-    return known
+    found = unfinished_cause(result)
+    return known if found is None else [found, *known]
 
 
-def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis]:
-    """Return the known causes in a log. For the log of a run, its result is used as well."""
+def diagnose_log(path: Path, returncode: int | None) -> list[Diagnosis] | None:
+    """Return the known causes in a log; None if nothing failed.
+
+    For the log of a run, its result is used as well, unless `returncode` is given.
+    """
     path = path.resolve()
     run = RunDir(path.parent)
     result = state.read_result(run) if path.name == run.log.name else None
-    if result is not None and returncode is None:
-        return diagnose_run(result)
-    log, facts = read_end(path), Facts(platform=_platform())
-    return diagnose(log, returncode, facts=facts)
+    if returncode is None and result is not None:
+        return None if result.state == RunState.SUCCEEDED else diagnose_run(result)
+    if returncode == 0:
+        return None
+    return diagnose(read_end(path), returncode, facts=Facts(platform=_platform()))
+
+
+def unfinished_cause(result: RunResult) -> Diagnosis | None:
+    """Return the cell above the train cell that did not finish in the kernel, if the run failed in
+    it, or if its ranks did not find each other after it.
+    """
+    first = result.failure
+    cells, train = _cells(result)
+    for cell in cells[:train]:
+        if first is None or not cell.failed or skip_reason(cell.source, cell.tags) is not None:
+            continue
+        if "tpu_train" in cell_magics(cell.source):
+            continue  # another train cell, which is no part of this run
+        if first.cell == cell.number or first.kind is FailureKind.PEER_LOST:
+            return Diagnosis(
+                "unfinished-cell",
+                f"Cell [{cell.number}] did not finish in the kernel, and is part of the run.",
+                "Correct it and run it again, or leave it out of runs: tag it tpu-skip, or begin "
+                "it with the line `# tpu: skip`.",
+                (),
+                0.95,
+                "",
+            )
+    return None
+
+
+def _cells(result: RunResult) -> tuple[tuple[Cell, ...], int | None]:
+    """The cells of the run as they are saved in its folder, and the index of the train cell."""
+    try:
+        kept = records.read(RunDir(result.dir).snapshot)
+        cells = tuple(records.build(Cell, cell) for cell in kept["cells"])
+        train = kept["train"]
+    except (OSError, ValueError, LookupError, TypeError):  # an older run, a damaged folder
+        return (), None
+    return cells, train if isinstance(train, int) else None
 
 
 def observed_facts(result: RunResult) -> Facts:
@@ -58,11 +97,9 @@ def observed_facts(result: RunResult) -> Facts:
             for failure in result.failures
             if failure.rank is not None and failure.exitcode is not None
         },
-        stage="step" if at_work else None,
+        trained=at_work,
         exceptions=_exceptions(result),
-        here=not result.place,
         platform=_platform(),
-        device=result.device,
         backend=result.backend,
         oom_killed=any(failure.kind is FailureKind.OUT_OF_MEMORY for failure in result.failures)
         or None,
