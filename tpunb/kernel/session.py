@@ -52,7 +52,16 @@ from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
 from tpunb.places import kinds, mirror
 from tpunb.places.local import LocalTarget
-from tpunb.runs import callbacks, directory, last_run, listing, returns, state, tensorboard, upload
+from tpunb.runs import (
+    bucket_copies,
+    callbacks,
+    directory,
+    last_run,
+    listing,
+    returns,
+    state,
+    tensorboard,
+)
 from tpunb.runs.callbacks import Callback
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
@@ -581,7 +590,7 @@ class Session:
             run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))
         if (bucket := listing.bucket()) is not None:
             with suppress(OSError):  # too little memory: the local folder has everything
-                upload.start_upload(folder, bucket)
+                bucket_copies.start_upload(folder, bucket)
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, folder.path)
         if not spec.hosts:
@@ -644,7 +653,9 @@ class Session:
         result = _finish(run, view, missing)
         if listing.bucket() is not None and front_end.current_front_end().batch:
             count = interrupts.count
-            left = upload.wait_for_upload(run.dir, LAST_UPLOAD, lambda: interrupts.count > count)
+            left = bucket_copies.wait_for_upload(
+                run.dir, LAST_UPLOAD, lambda: interrupts.count > count
+            )
             if left:
                 print(left)
         self.launcher.remember(request.notebook.script, result, run.spec)

@@ -82,7 +82,6 @@ class RunDir:
     env = _File("env.json")
     parameters = _File("parameters.json")
     """The values that the run took from the kernel, by name, as JSON."""
-    """The plain values that the train cell read as it began, by name, as JSON."""
     events = _File("events.jsonl")
     metrics = _File("metrics.jsonl")
     log = _File("run.log")
@@ -95,8 +94,6 @@ class RunDir:
     """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
     taken = _File("taken")
     """A file that exists once the place has confirmed that it has the run."""
-    copied = _File("copied.json")
-    """The record of the files copied from a bucket (tpunb.runs.download)."""
     returns = _File("returns")
     arguments = _File("arguments.pt")
     """Arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
@@ -142,6 +139,11 @@ class RunDir:
     @property
     def id(self) -> str:
         return self.path.name
+
+    @property
+    def bucket(self) -> Path:
+        """The file beside runs that come from a bucket, with its URL (tpunb.runs.bucket_copies)."""
+        return self.path.with_name("bucket.json")
 
     def attempt(self, attempt: int, rank: int | None) -> Path:
         """The folder of a rank in an attempt; with None, of the prelude that ran for all ranks."""
