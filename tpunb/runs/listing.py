@@ -55,8 +55,8 @@ def choose_folder(folder: str) -> Path:
     """Choose the folder for the runs of this process from now on: `%tpu_setup --runs`.
 
     With a URL, runs are written to `./runs` and copied there (tpunb.runs.bucket_copies). Raises
-    TpunbError for a URL that fsspec does not support, and for a folder in which others can
-    replace runs.
+    TpunbError for a URL that fsspec does not support, and for a folder of another
+    user.
     """
     global _chosen, _bucket
     if bucket_copies.is_url(folder):
@@ -65,7 +65,7 @@ def choose_folder(folder: str) -> Path:
     else:
         chosen = Path(folder).expanduser().absolute()
         if chosen.is_dir():
-            ownership.require_not_replaceable(chosen, chosen)
+            ownership.require_trusted(chosen)
         _chosen, _bucket = chosen, None
     return _chosen
 
