@@ -103,7 +103,7 @@ def test_upload_to_an_unresponsive_bucket_is_given_up_after_the_run(
     end(run)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(bucket_copies, "GIVE_UP", 20.0)
+    monkeypatch.setattr(bucket_copies, "GIVE_UP", 6)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     assert not bucket_copies.copy_run(run, f"s3://none/{run.id}", lambda _: None)

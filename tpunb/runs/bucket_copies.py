@@ -39,9 +39,9 @@ POLL_INTERVAL = 0.5
 """Seconds between two looks at whether the run has ended."""
 SETTLED = 1.5
 """Seconds after the end of a run in which its last files are written."""
-GIVE_UP = 1800.0
-"""Seconds of failures after the end of the run after which the copy is given up."""
-_LONGEST_PAUSE = 60.0
+TELL, GIVE_UP = 4, 35
+"""Failures in a row, at growing intervals, after which the run's cell says so (15 s); after which
+the copy of a run that has ended is given up (half an hour)."""
 SMALL = 2_000_000
 """The most bytes of a file that is downloaded for a list of runs."""
 _LISTED = ("spec.json", "parameters.json", "arguments.json", "metrics.jsonl", RESULT)
@@ -87,29 +87,30 @@ def _open(url: str) -> tuple[Any, str]:
 def copy_run(run: RunDir, url: str, wait: Callable[[float], None] = time.sleep) -> bool:
     """Copy until the run has ended and everything is copied; return False after giving up."""
     copied: dict[str, tuple[int, int]] = {}
-    failing, pause, told = 0.0, 1.0, False  # `failing`: for how many seconds
+    connection, failures = None, 0
     while run.path.exists():
         standing, began = state.run_state(run), time.monotonic()
         ended = not standing.active or standing is RunState.AWAY
         try:
-            _copy_changed(run, url, copied)
+            system, place = connection = connection or _open(url)
+            _copy_changed(run, system, place, copied)
             if ended:
                 wait(SETTLED)
-                _copy_changed(run, url, copied, last=True)
+                _copy_changed(run, system, place, copied)  # what others have still written
+                if (run.path / RESULT).exists():
+                    system.put_file(str(run.path / RESULT), f"{place}/{RESULT}")
                 return True
         except Exception as error:  # each library has errors of its own
-            if not told and failing >= EVERY:
-                told = True
+            connection, failures = None, failures + 1
+            if failures == TELL:
                 problem = f"not copied to {url} yet, retrying: {type(error).__name__}: {error}"
                 with contextlib.suppress(OSError):
                     run.emit(Note(f"{problem[:500]}. All files are in {run.path}"))
-            if ended and failing > GIVE_UP:
+            if ended and failures > GIVE_UP:
                 return False
-            wait(pause)
-            failing += time.monotonic() - began + pause
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            wait(min(2.0 ** (failures - 1), 60.0))
             continue
-        failing, pause = 0.0, 1.0
+        failures = 0
         left = max(EVERY, 10 * (time.monotonic() - began))
         while left > 0 and state.run_state(run).active:
             wait(POLL_INTERVAL)
@@ -117,17 +118,14 @@ def copy_run(run: RunDir, url: str, wait: Callable[[float], None] = time.sleep) 
     return False
 
 
-def _copy_changed(
-    run: RunDir, url: str, copied: dict[str, tuple[int, int]], *, last: bool = False
-) -> None:
-    """Copy files that have changed, and remove those that are gone; the result only at last.
+def _copy_changed(run: RunDir, system: Any, place: str, copied: dict[str, tuple[int, int]]) -> None:
+    """Copy files that have changed, and remove those that are gone; not the result.
 
     `copied`: the versions in the bucket, which are updated.
     """
     here = dict(_files_of(run.path))
-    result = here.pop(RESULT, None)
+    here.pop(RESULT, None)
     changed = [name for name, version in here.items() if copied.get(name) != version]
-    system, place = _open(url)
     if changed:
         copied.update(dict.fromkeys(changed, (-1, 0)))  # if some fail, the others are there
         system.put([str(run.path / n) for n in changed], [f"{place}/{n}" for n in changed])
@@ -136,8 +134,6 @@ def _copy_changed(
         with contextlib.suppress(FileNotFoundError):
             system.rm_file(f"{place}/{name}")
         del copied[name]
-    if last and result is not None:
-        system.put_file(str(run.path / RESULT), f"{place}/{RESULT}")
 
 
 def _files_of(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -222,11 +218,8 @@ def cached_runs(url: str) -> Path:
     files.write_json(RunDir(cache / name).bucket, url)
     with _explained(url):
         system, root = _open(url)
-        try:
-            entries = system.ls(root, detail=True)
-        except FileNotFoundError:
-            entries = []
-        found = [n for entry in entries if RUN_ID.match(n := Path(entry["name"]).name)]
+        names = [Path(place).name for place in system.ls(root, detail=False)]
+        found = list(filter(RUN_ID.match, names))
         for run in (cache / name for name in found):
             if not (run / RESULT).exists():  # a run with a result is complete
                 _fetch(system, f"{root}/{run.name}", run, _LISTED, SMALL)
