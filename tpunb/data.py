@@ -72,7 +72,7 @@ def run(options: DataOptions, say: Callable[[str], None]) -> None:
             _upload(Path(source).expanduser(), url, say)
         elif kaggle := parse_kaggle(source):
             name = kaggle.handle.split("/")[0 if kaggle.kind == "competitions" else 1]
-            with _locked(Path(os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub")):
+            with _locked(Path(os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"), say):
                 say(_link_kaggle(kaggle, Path(options.to or DEFAULT / name).expanduser()))
         elif "://" in source:
             parts = urlsplit(source)
@@ -107,7 +107,7 @@ def _download(source: str, folder: Path, say: Callable[[str], None]) -> None:
     told = "nothing was downloaded"
     if not sizes():
         system, files = _list(source)
-        with _locked(record.parent) as work:
+        with _locked(record.parent, say) as work:
             if not sizes():  # another call, which this one has waited for, may have downloaded it
                 told = "downloaded"
                 names = _fetch(system, files, folder, work / key, name)
@@ -125,12 +125,16 @@ def _public(url: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """Create the folder, and wait until no other process uses it."""
+def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
+    """Create the folder, and wait until no other call uses it."""
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another download uses {folder}: waiting for its end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
 

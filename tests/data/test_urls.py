@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Event, Thread
+from typing import Any
 
 import fsspec
 import pytest
@@ -131,22 +132,30 @@ def test_a_folder_continues_with_the_file_that_failed(monkeypatch: pytest.Monkey
 
 def test_of_calls_at_once_one_downloads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.pages["/x"] = NOISE
-    both, real = Barrier(2), data._list
-
-    def listed(url: str) -> object:
-        both.wait(60)  # each has found that nothing is there
-        return real(url)
-
-    monkeypatch.setattr(data, "_list", listed)
     said: list[str] = []
+    waiting, real = Event(), data._fetch
+
+    def say(line: str) -> None:
+        said.append(line.rpartition("; ")[2])
+        if len(said) == 1:
+            waiting.set()
+
+    def fetch(*args: Any) -> object:
+        assert waiting.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(data, "_fetch", fetch)
     options = DataOptions(f"{site.url}/x", "mine")
-    calls = [Thread(target=data.run, args=(options, said.append)) for _ in range(2)]
+    calls = [Thread(target=data.run, args=(options, say)) for _ in range(2)]
     for call in calls:
         call.start()
     for call in calls:
         call.join()
-    told = sorted(line.rpartition("; ")[2] for line in said)
-    assert told == ["downloaded", "nothing was downloaded"]
+    assert sorted(said) == [
+        "another download uses mine/.tpunb-data: waiting for its end",
+        "downloaded",
+        "nothing was downloaded",
+    ]
     assert site.sent == 1
     assert files("mine") == {"x": NOISE}
 
