@@ -135,7 +135,7 @@ def test_links_in_a_run_folder_are_not_written_to(tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["spec", "result", "lock", "events", "metrics", "log", "env"])
+@pytest.mark.parametrize("name", ["spec", "result", "lock", "events", "metrics"])
 def test_fifo_in_a_run_folder_does_not_block(tmp_path: Path, name: str) -> None:
     other = made(tmp_path, "other", state="succeeded")
     run = made(tmp_path, "x", state="succeeded")
