@@ -26,7 +26,7 @@ from tpunb.kernel.options import (
     ranks_option,
     run_argument,
 )
-from tpunb.runs import directory, download, logs, state
+from tpunb.runs import bucket_copies, directory, logs, state
 from tpunb.runs import listing as listings
 from tpunb.runs.spec import BackendName, RunState, StopOrigin
 from tpunb.utils import ansi, terminal
@@ -138,7 +138,7 @@ def _days(text: str) -> float:
 
 
 def _folder(text: str) -> Path:
-    if download.is_url(text):
+    if bucket_copies.is_url(text):
         raise argparse.ArgumentTypeError(
             f"{text} is a URL, which only `tpunb runs` and `tpunb logs` can read"
         )
@@ -147,7 +147,7 @@ def _folder(text: str) -> Path:
 
 def _folder_or_url(text: str) -> Path:
     try:
-        return download.cached_runs(text) if download.is_url(text) else Path(text)
+        return bucket_copies.cached_runs(text) if bucket_copies.is_url(text) else Path(text)
     except TpunbError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -525,7 +525,7 @@ class LogsCommandOptions(_RunsFolder, LogsOptions):
 def _logs(chosen: LogsCommandOptions) -> int:
     run = directory.find_run(chosen.runs, chosen.run)
     _see_elsewhere(run)
-    download.load_log(run)
+    bucket_copies.load_log(run)
     search, colours = chosen.search(), sys.stdout.isatty()
     shown = ansi.clean if colours else str  # files get the ranks' exact output
     if not chosen.follow:

@@ -29,16 +29,8 @@ class Stored:
     """A file of the store."""
 
     content: bytes
-    md5: str = ""
-    """Other than the content's, to look like damage on the way."""
     cut: list[int] = field(default_factory=list)
     """After so many bytes the connection is lost; for the next requests, one each."""
-    reads: list[tuple[int, int]] = field(default_factory=list)
-    """From which byte on was sent, and how many."""
-
-    @property
-    def tag(self) -> str:
-        return f'"{hashlib.md5(self.content).hexdigest()}"'
 
 
 class FakeKaggle:
@@ -50,12 +42,8 @@ class FakeKaggle:
         self.files: dict[str, Stored] = {}
         """By what is asked for: 'competitions/NAME[/FILE]', 'datasets/OWNER/NAME[/FILE]',
         'models/OWNER/MODEL/FRAMEWORK/VARIATION/VERSION/FILE'. A dataset without a version has 1."""
-        self.public = False
-        """Whether datasets are given without a login."""
         self.rules: set[str] = set()
         """Competitions whose rules are not accepted."""
-        self.private: set[str] = set()
-        """What may not be read, by its path."""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         """Methods and what they were asked."""
         self.mounts: dict[str, str] = {}
@@ -117,13 +105,11 @@ class FakeKaggle:
             names = [path[len(folder) :] for path in self.files if path.startswith(folder)]
             return 200, {"files": [{"name": name} for name in names], "nextPageToken": ""}
         path = _path(method, asked)
-        if not login and not (self.public and path.startswith("datasets/")):
+        if not login:
             return 401, {"code": 401, "message": "Unauthenticated"}
         if path.split("/")[1] in self.rules and path.startswith("competitions/"):
             words = "You must accept this competition's rules before you'll be able to download"
             return 403, {"code": 403, "message": words}
-        if path in self.private:
-            return 403, {"code": 403, "message": "Permission 'datasets.get' was denied"}
         if method == "datasets.DatasetApiService/GetDataset":
             known = [name for name in self.files if f"{name}/".startswith(f"{path}/")]
             versions = [int(name.split("/")[4]) for name in known if "/versions/" in name]
@@ -201,29 +187,15 @@ def _handler(kaggle: FakeKaggle) -> type[BaseHTTPRequestHandler]:
                 kaggle.leaked = True
             if stored is None or url.netloc != STORE or url.query != SECRET:
                 return self._json(403 if stored else 404, {"code": 404, "message": "Not found"})
-            content, start = stored.content, 0
-            asked = self.headers.get("Range")
-            if asked and self.headers.get("If-Range", stored.tag) == stored.tag:
-                start = int(asked.removeprefix("bytes=").rstrip("-"))
-            # Before anything is sent: who has the headers may ask again at once.
-            rest = content[start:]
-            end = stored.cut.pop(0) if stored.cut else len(rest)
-            stored.reads.append((start, len(rest[:end])))
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header(
-                    "Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}"
-                )
-            digest = hashlib.md5(content).digest()
-            given = stored.md5 or base64.b64encode(digest).decode()
-            self.send_header("Content-Length", str(len(content) - start))
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("ETag", stored.tag)
-            self.send_header("x-goog-hash", f"crc32c=AAAAAA==,md5={given}")
+            content = stored.content
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            digest = base64.b64encode(hashlib.md5(content).digest()).decode()
+            self.send_header("x-goog-hash", f"crc32c=AAAAAA==,md5={digest}")
             self.end_headers()
             self.close_connection = True
             with contextlib.suppress(ConnectionError):  # who asks may have seen enough
-                self.wfile.write(rest[:end])
+                self.wfile.write(content[: stored.cut.pop(0) if stored.cut else None])
 
         def _json(self, status: int, content: dict[str, Any]) -> None:
             body = json.dumps(content).encode()

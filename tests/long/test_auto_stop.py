@@ -19,9 +19,9 @@ def test_data_download_and_upload_in_a_notebook(nb: Kernel, tmp_path: Path) -> N
     (tmp_path / "bucket/a.csv").write_text("1,2\n")
     nb.run(f"where = 'file://{tmp_path}/bucket'", "parameters").good()
     ran = nb.run("%tpu_data {where} --to mine", "data").good()
-    assert ran.stdout == f"file://{tmp_path}/bucket: 1 file, 4 B in mine\n"
+    assert ran.stdout == f"file://{tmp_path}/bucket is in mine (1 file, 4 B); downloaded\n"
     ran = nb.run("%tpu_data {where} --to mine", "data").good()
-    assert "is already in mine (1 file, 4 B); nothing was downloaded" in ran.stdout
+    assert "is in mine (1 file, 4 B); nothing was downloaded" in ran.stdout
     ran = nb.run("%%tpu_train --cores 1\nprint(open('mine/a.csv').read())", "train").good()
     assert "1,2" in ran.stdout
     ran = nb.run("%tpu_data nowhere", "data")

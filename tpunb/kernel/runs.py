@@ -15,7 +15,7 @@ from tpunb.display.run_view import RunView
 from tpunb.kernel import calls, cost, panel
 from tpunb.kernel.launcher import Attached, Launcher, Run, explained
 from tpunb.places import mirror
-from tpunb.runs import directory, listing, returns, state, upload
+from tpunb.runs import bucket_copies, directory, listing, returns, state
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
@@ -72,7 +72,7 @@ class Runs:
             run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))
         if (bucket := listing.bucket()) is not None:
             with suppress(OSError):  # too little memory: the local folder has everything
-                upload.start_upload(folder, bucket)
+                bucket_copies.start_upload(folder, bucket)
         if not spec.hosts:
             _keep_notebook(snapshot, folder)
         if env_vars.RAN in os.environ:
@@ -118,7 +118,9 @@ class Runs:
         result = _finish(run, view, missing)
         if listing.bucket() is not None and front_end.current_front_end().batch:
             count = interrupts.count
-            left = upload.wait_for_upload(run.dir, LAST_UPLOAD, lambda: interrupts.count > count)
+            left = bucket_copies.wait_for_upload(
+                run.dir, LAST_UPLOAD, lambda: interrupts.count > count
+            )
             if left:
                 print(left)
         self.launcher.remember(request.notebook.script, result, run.spec)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tpunb.machine import machine, metadata, tpu_users
-from tpunb.runs import directory, state, upload
+from tpunb.runs import bucket_copies, directory, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import StopCause
 from tpunb.utils import interrupts, records, tools
@@ -379,7 +379,7 @@ def reason_to_wait(order: StopOrder) -> str:
     for run in runs:
         if state.run_state(run).active:
             return f"run {run.id} is active"
-        if upload.is_copying(run):
+        if bucket_copies.is_copying(run):
             return f"run {run.id} is being copied to its bucket"
         result = state.read_result(run)
         ended |= result is not None and result.ended >= order.since

@@ -271,7 +271,7 @@ def _read(file: Path) -> dict[str, Any]:
     """The places of a file. Raises PlaceError."""
     what = ""
     try:
-        if not owners.is_trusted(file.lstat(), file.parent):
+        if not owners.is_trusted(file.lstat()):
             what = "is a link of another user" if file.is_symlink() else "belongs to another user"
         else:  # its target, if it is a link of this user
             data = tomllib.loads(files.read_text(file.resolve()))

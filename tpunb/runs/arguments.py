@@ -27,7 +27,7 @@ class Arguments:
         if self._values is None:
             try:
                 held = HeldFolder(self._path.parent)
-                self._values = load_value(held, self._path.name)
+                self._values = load_value(held.path_of(self._path.name))
                 held.close()
             except Exception as error:  # a user's class may raise anything when it is rebuilt
                 raise HandoffError(

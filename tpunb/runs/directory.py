@@ -94,8 +94,6 @@ class RunDir:
     """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
     taken = _File("taken")
     """A file that exists once the place has confirmed that it has the run."""
-    copied = _File("copied.json")
-    """The record of the files copied from a bucket (tpunb.runs.download)."""
     returns = _File("returns")
     arguments = _File("values.pt")
     """The arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
@@ -139,6 +137,11 @@ class RunDir:
     @property
     def id(self) -> str:
         return self.path.name
+
+    @property
+    def bucket(self) -> Path:
+        """The file beside runs that come from a bucket, with its URL (tpunb.runs.bucket_copies)."""
+        return self.path.with_name("bucket.json")
 
     def attempt(self, attempt: int, rank: int | None) -> Path:
         """The folder of a rank in an attempt; with None, of the prelude that ran for all ranks."""
@@ -247,19 +250,17 @@ def rank_of_run() -> RankOfRun | None:
 def create_run(runs: Path, name: str) -> RunDir:
     """Create a run folder with a unique id that only its user can read, and hold it open.
 
-    Raises TpunbError if the folder cannot be written, or if others could replace what is in it.
+    Raises TpunbError if the folder cannot be written, or is another user's.
     """
     safe = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "run"
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     try:
-        with opened_runs(runs) as within:
-            for attempt in range(1, 1000):
-                path = runs / (stem if attempt == 1 else f"{stem}-{attempt}")
-                try:
-                    os.mkdir(path.name, 0o700, dir_fd=within)
-                except FileExistsError:
-                    continue
-                return RunDir(path, HeldFolder(path.absolute(), within))
+        make_runs(runs)
+        for attempt in range(1, 1000):
+            path = (runs / (stem if attempt == 1 else f"{stem}-{attempt}")).absolute()
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                return RunDir(path, HeldFolder(path))
     except OSError as error:
         raise TpunbError(
             f"cannot make a run folder in {runs}: {error.strerror}. "
@@ -268,21 +269,10 @@ def create_run(runs: Path, name: str) -> RunDir:
     raise TpunbError(f"there are already 1000 runs called {stem} in {runs}")
 
 
-@contextlib.contextmanager
-def opened_runs(runs: Path) -> Iterator[int]:
-    """Open the folder of runs, which is created if necessary, and yield its descriptor.
-
-    Raises TpunbError if others could replace what is in it, and OSError.
-    """
-    runs.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        runs.mkdir(mode=0o755)  # with a umask that lets a group write, it would be refused
-    fd = os.open(runs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        ownership.require_not_replaceable(fd, runs)
-        yield fd
-    finally:
-        os.close(fd)
+def make_runs(runs: Path) -> None:
+    """Create a folder for runs if necessary. Raises OSError; TpunbError for another user's."""
+    runs.mkdir(mode=0o755, parents=True, exist_ok=True)
+    ownership.require_trusted(runs)
 
 
 @contextlib.contextmanager
@@ -319,7 +309,7 @@ def list_runs(runs: Path) -> list[RunDir]:
 
 
 def list_folders(runs: Path) -> list[Path]:
-    """Return possible run folders: those that only this user can write, without links to such.
+    """Return possible run folders: those of this user, without links to such.
 
     Raises TpunbError if `runs` cannot be read.
     """
@@ -330,8 +320,8 @@ def describe_refused(runs: Path) -> str:
     """Describe folders that are not used: 'left out: ID, another user's (ann)'; '' for none."""
     found: dict[str, list[str]] = {}
     for path in _entries(runs):
-        if RUN_ID.match(path.name) and (refusal := ownership.why_refused(path)):
-            found.setdefault(refusal.what, []).append(path.name)
+        if RUN_ID.match(path.name) and (why := ownership.why_refused(path)):
+            found.setdefault(why, []).append(path.name)
     return "\n".join(
         f"left out: {ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}, {what}"
         for what, ids in found.items()
@@ -356,8 +346,8 @@ def find_run(runs: Path, wanted: str | None) -> RunDir:
     every = list_runs(runs)
     if wanted and not any(wanted in run.id for run in every):
         for path in filter(lambda path: RUN_ID.match(path.name), _entries(runs)):
-            if wanted in path.name and (refusal := ownership.why_refused(path)):
-                raise TpunbError(f"run {path.name} is {refusal.what}: {refusal.then}")
+            if wanted in path.name:
+                ownership.require_own(path)
     if not every:
         refused = describe_refused(runs)
         raise TpunbError(f"there are no runs in {runs}" + (f" ({refused})" if refused else ""))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb.runs import directory, download, metrics, ownership, summary, tensorboard, upload
+from tpunb.runs import bucket_copies, directory, metrics, ownership, summary, tensorboard
 from tpunb.runs.directory import RunDir
 from tpunb.runs.labels import differing
 from tpunb.runs.parameters import parameters
@@ -37,7 +37,7 @@ _PARTS = frozenset(
     "values.json values.pt given "
     "supervisor.log place.json taken mirror.json mirror.log hosts "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
-    "chips.json upload.json copied.json profile result.json".split()
+    "chips.json upload.json profile result.json".split()
 )
 """The entries of run folders, by which a folder that a crash has left without a spec is known."""
 
@@ -54,18 +54,18 @@ def default_folder() -> Path:
 def choose_folder(folder: str) -> Path:
     """Choose the folder for the runs of this process from now on: `%tpu_setup --runs`.
 
-    With a URL, runs are written to `./runs` and copied to the URL (tpunb.runs.upload). Raises
-    TpunbError for a URL that fsspec does not support, and for a folder in which others can
-    replace runs.
+    With a URL, runs are written to `./runs` and copied there (tpunb.runs.bucket_copies). Raises
+    TpunbError for a URL that fsspec does not support, and for a folder of another
+    user.
     """
     global _chosen, _bucket
-    if download.is_url(folder):
-        upload.check_url(folder)
+    if bucket_copies.is_url(folder):
+        bucket_copies.check_url(folder)
         _chosen, _bucket = Path.cwd() / "runs", folder
     else:
         chosen = Path(folder).expanduser().absolute()
         if chosen.is_dir():
-            ownership.require_not_replaceable(chosen, chosen)
+            ownership.require_trusted(chosen)
         _chosen, _bucket = chosen, None
     return _chosen
 

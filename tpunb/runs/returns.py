@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tpunb.runs.directory import RunDir
 from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
-from tpunb.utils import records
+from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
 
 _REPORT = 1_000_000
@@ -62,7 +63,7 @@ def _collect(result: RunResult, spec: RunSpec, held: HeldFolder) -> RunResult:
             failed[name] = str(entry["error"])
         else:
             try:
-                values[name] = load_value(held, "returns", f"{name}.pt")
+                values[name] = load_value(held.path_of(f"returns/{name}.pt"))
             except Exception as error:  # a user's class may raise anything when it is rebuilt
                 failed[name] = _why(error)
     return replace(result, returns=values, returns_failed=failed)
@@ -70,22 +71,20 @@ def _collect(result: RunResult, spec: RunSpec, held: HeldFolder) -> RunResult:
 
 def _read_report(held: HeldFolder) -> dict[str, Any]:
     try:
-        with open(held.open("returns", "report.json"), "rb") as file:
-            report = records.parse(file.read(_REPORT))
+        report = records.parse(files.read_start(held.path_of("returns/report.json"), _REPORT))
     except (OSError, ValueError):
         return {}
     return report if isinstance(report, dict) else {}
 
 
-def load_value(held: HeldFolder, *names: str) -> Any:
-    """Load a value that `tpunb.backends.pickling.save_value` wrote into a folder.
+def load_value(path: Path) -> Any:
+    """Load a value that `tpunb.backends.pickling.save_value` wrote into a `HeldFolder`.
 
-    `names`: see `HeldFolder.open`. Only this user's processes can have written it, so it is
-    unpickled without restrictions.
+    Only this user's processes can have written it, so it is unpickled without restrictions.
     """
     import torch
 
-    with open(held.open(*names), "rb") as file:
+    with open(files.open_file(path), "rb") as file:
         return torch.load(file, map_location="cpu", weights_only=False)
 
 

@@ -54,7 +54,7 @@ def run_state(run: RunDir) -> RunState:
             return result.state
         if is_running:
             return _active_state(run)
-        if run.copied.exists():
+        if run.bucket.exists():
             return RunState.AWAY
         gone = RunState.AWAY if run.is_away() else RunState.LOST
         if not run.lock.exists():

@@ -55,7 +55,7 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY, *, anyones: bool = Fal
     else:
         status = os.fstat(fd)
         is_regular = stat.S_ISREG(status.st_mode)
-        if is_regular and (anyones or owners.is_trusted(status, os.path.dirname(path) or ".")):
+        if is_regular and (anyones or owners.is_trusted(status)):
             return fd
         os.close(fd)
         if is_regular:

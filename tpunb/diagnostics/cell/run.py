@@ -314,8 +314,8 @@ def new_profile_folder(runs: Path) -> Path:
 def tracing(folder: Path) -> Iterator[None]:
     """Context that is traced into a folder (`--profile`); prints how to open the trace."""
     profiler = importlib.import_module("torch_xla.debug.profiler")
-    with directory.opened_runs(folder.parent) as runs, contextlib.suppress(FileExistsError):
-        os.mkdir(folder.name, 0o700, dir_fd=runs)
+    directory.make_runs(folder.parent)
+    folder.mkdir(0o700, exist_ok=True)
     ownership.require_own(folder)
     profiler.start_trace(str(folder))
     try:

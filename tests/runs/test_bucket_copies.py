@@ -14,13 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.fakes.bucket import FakeBucket, bucket
 from tpunb import cli
 from tpunb.errors import TpunbError
-from tpunb.runs import directory, download, upload
+from tpunb.runs import bucket_copies, directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric, Note
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState
 from tpunb.runs.tensorboard import TensorBoardWriter
-from tpunb.runs.upload import Uploader
 from tpunb.utils import files
 
 
@@ -59,23 +58,7 @@ def names_there(fake: FakeBucket, run: RunDir) -> dict[str, int]:
 
 
 def names_here(run: RunDir) -> dict[str, int]:
-    return {name: size for name, (size, _) in upload._files_of(run.path)}
-
-
-class Clock:
-    """Time that passes in `wait`; each call of `wait` also calls the next function of `then`."""
-
-    def __init__(self, *then: object) -> None:
-        self.now = 0.0
-        self.left = list(then)
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        if self.left:
-            self.left.pop(0)()  # type: ignore[operator]
+    return {name: size for name, (size, _) in bucket_copies._files_of(run.path)}
 
 
 def test_failing_and_slow_answers_delay_the_copy_and_lose_nothing(
@@ -95,16 +78,14 @@ def test_failing_and_slow_answers_delay_the_copy_and_lose_nothing(
         end(run)
         lock.close()
 
-    clock = Clock(lambda: None, grow, lambda: None, finish)
-    url = f"{there.url}/{run.id}"
-    assert Uploader(run, url, clock).run(clock.wait)
+    then = [lambda: None, grow, lambda: None, finish]
+    assert bucket_copies.copy_run(
+        run, f"{there.url}/{run.id}", lambda _: then.pop(0)() if then else None
+    )
     assert names_there(there, run) == names_here(run)
     assert "result.json" in names_here(run)
     assert there.writes.count(f"{run.id}/result.json") == 1
     assert there.writes[-1] == f"{run.id}/result.json"
-    told = upload.read_state(run)
-    assert told is not None
-    assert (told.done, told.problem, told.url) == (True, "", url)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +93,7 @@ def test_failing_and_slow_answers_delay_the_copy_and_lose_nothing(
 )
 def test_a_url_with_a_secret_is_refused(url: str) -> None:
     with pytest.raises(TpunbError, match="a password or a key") as refused:
-        upload.check_url(url)
+        bucket_copies.check_url(url)
     assert "secret@" not in str(refused.value)
 
 
@@ -122,19 +103,14 @@ def test_upload_to_an_unresponsive_bucket_is_given_up_after_the_run(
     end(run)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(upload, "GIVE_UP", 20.0)
+    monkeypatch.setattr(bucket_copies, "GIVE_UP", 6)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    clock = Clock()
-    url = f"s3://none/{run.id}"
-    assert not Uploader(run, url, clock).run(clock.wait)
+    assert not bucket_copies.copy_run(run, f"s3://none/{run.id}", lambda _: None)
     [note] = [event for event in run.read_events() if isinstance(event, Note)]
-    assert note.text.startswith(f"not copied to {url} yet, retrying: ")
-    told = upload.read_state(run)
-    assert told is not None
-    assert not told.done
-    assert told.problem
-    assert upload.wait_for_upload(run, 60.0, lambda: True).startswith(f"not all of {run.path}")
+    assert note.text.startswith(f"not copied to s3://none/{run.id} yet, retrying: ")
+    told = bucket_copies.wait_for_upload(run, 60.0, lambda: True)
+    assert told == f"not all of {run.path} is in the bucket yet"
 
 
 @pytest.mark.usefixtures("starts_processes")
@@ -146,8 +122,8 @@ def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
     assert lock is not None
     row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "reduce": {}, "loss": 0.25}
     files.append_text(run.metrics, json.dumps(row) + "\n")
-    upload.start_upload(run, there.url)
-    process = upload._started[run.path]
+    bucket_copies.start_upload(run, there.url)
+    process = bucket_copies._started[run.path]
     deadline = time.monotonic() + 120
     while f"{run.id}/run.log" not in there.writes:
         assert process.poll() is None
@@ -166,8 +142,10 @@ def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
             thread.join()
     end(run)
     lock.close()
+    assert bucket_copies.is_copying(run)
     assert process.wait(120) == 0
-    assert upload.wait_for_upload(run, 1.0, lambda: False) == ""
+    assert not bucket_copies.is_copying(run)
+    assert bucket_copies.wait_for_upload(run, 1.0, lambda: False) == ""
     assert cli.main(["runs", "--runs", there.url]) == 0
     listed = capsys.readouterr().out
     assert "succeeded" in listed
@@ -179,5 +157,5 @@ def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
     assert [event.value for event in curves.Scalars("loss")] == [0.25]
     with pytest.raises(SystemExit):
         cli.main(["stop", "--runs", there.url])
-    [cached] = directory.list_runs(download.cached_runs(there.url))
+    [cached] = directory.list_runs(bucket_copies.cached_runs(there.url))
     assert cached.id == run.id
