@@ -559,7 +559,7 @@ class Session:
         """
         from tpunb.notebook.convert import redaction
 
-        request.raise_for_lint()
+        request.notebook.raise_for_lint()
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
         cost.confirm(request.target, request.options, cost.ask_in_kernel)

@@ -82,7 +82,7 @@ def submit(
     if dry_run:
         print(pipeline.describe_plan(request))
         return 0
-    request.raise_for_lint()
+    request.notebook.raise_for_lint()
     for line in request.costs:
         print(line)
     cost.confirm(target, options, _ask, "tpunb submit --yes")
@@ -128,7 +128,7 @@ def print_manifest(
     backend = choice.backend
     ranks = settings.slice.hosts * jobset.ranks_of_host(settings, backend)
     prepared = pipeline.prepare_file(snapshot, replicate=False, backend=backend, ranks=ranks)
-    prepared.raise_for_lint(ranks)
+    prepared.raise_for_lint()
     if options.cores not in (None, "all", ranks):
         raise TpunbError(
             f"--cores {options.cores}: place {place} has {ranks}, which start together"

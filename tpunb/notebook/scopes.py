@@ -525,6 +525,23 @@ class Scopes:
             for site in self.loads(name)
         )
 
+    def unbound(self) -> Iterator[tuple[Site, list[Binding]]]:
+        """Yield the reads of names that no cell binds, and those at the top level of a cell that
+        only code below binds, with these bindings. Builtins are such names, too.
+        """
+        for name, places in self._loads.items():
+            bindings = [one for one in self.globals.bindings.get(name, ()) if not one.changes]
+            for node, frame in places:
+                home, site = frame.scope.find(name), Site(node, frame)
+                if home is None:
+                    yield site, []
+                elif (
+                    home is self.globals
+                    and (not bindings or frame.function is None)
+                    and all(Site(one.node, one.frame).place > site.place for one in bindings)
+                ):
+                    yield site, bindings
+
     def reads(self, owner: ParsedCell | DefinedFunction) -> list[Site]:
         """Return the reads of global names in code at the top level of a cell, or in a function, in
         source order, with the attributes that are read of such names. Also of unbound names.

@@ -29,9 +29,6 @@ from tpunb.notebook.scopes import (
 )
 from tpunb.runs.spec import BackendName
 
-DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
-DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
-"""Class whose objects pass such a loader to the function that they run."""
 RANKS = re.compile(
     r"(local_|global_|world_|proc_|process_)?(rank|ordinal)|(get_)?(local_|global_)?(rank|ordinal)"
     r"|is_master(_ordinal)?|is_(local_|world_|global_)?(main|master)_process|is_main|is_global_zero"
@@ -47,7 +44,6 @@ RANK_CALLS = {
     "torch_xla.runtime.process_index",
     "torch.distributed.get_rank",
 }
-CORES = re.compile(r"--cores[ =]+1\b")
 _TPU_DEVICES: dict[BackendName, tuple[str | None, frozenset[str]]] = {
     "xla": ("xla", frozenset({"torch_xla.device", f"{XM}.xla_device"})),
     "torchtpu": ("tpu", frozenset({"torch.accelerator.current_accelerator"})),
@@ -68,7 +64,7 @@ class NotebookIndex:
     ) -> None:
         self.cells = cells
         self.ranks = ranks
-        """The number of ranks; None if it is not known."""
+        """The number of ranks of the run; None if it is not known."""
         self.backend: BackendName = backend
         self.held = held
         self.sites = Scopes(cells)
@@ -176,12 +172,6 @@ class NotebookIndex:
             for site in self.sites.attributes(*lasts)
         ) or any(full in names for site in self.sites.imports for _, full in imported(site.node))
 
-    def targets(self, site: Site) -> list[DefinedFunction]:
-        """The functions of the notebook that a call may run: `f()` runs a function named f,
-        `x.f()` a method named f.
-        """
-        return self.sites.targets(site.call)
-
     def names_of(self, value: ast.AST) -> list[str]:
         """The names to which a value is assigned."""
         return self._names.get(id(value), [])
@@ -220,37 +210,26 @@ class NotebookIndex:
 
     @cached_property
     def runs_on_tpu(self) -> bool:
-        """Whether anything indicates a TPU: torch_xla, a train cell, a launcher, Lightning's
-        `accelerator="tpu"`.
-        """
-        asks = self._asks_for_tpu or self.backend == "torchtpu"
-        return self.xla or self.has_train or bool(self.launches) or asks
-
-    @cached_property
-    def _asks_for_tpu(self) -> bool:
-        return any(
-            word.arg in ("tpu_cores", "num_tpu_cores") or literal(word.value) in ("tpu", "xla-tpu")
-            for name in ("Trainer", "Fabric", "Parallel")
-            for site in self.called.get(name, ())
-            for word in site.call.keywords
-        )
+        """Whether anything indicates a TPU: torch_xla, TorchTPU, a train cell, a launcher."""
+        return self.native or self.has_train or bool(self.launches)
 
     @cached_property
     def on_device(self) -> bool:
         """Whether the notebook trains on a TPU device, chosen by itself or by a framework."""
-        own = self.native and bool(self.device_uses)
+        own = self.native and self.uses_device
         return own or (self.managed and self.runs_on_tpu)
 
     @cached_property
-    def device_uses(self) -> list[Site]:
-        """The calls that start the runtime of the TPU device, in order."""
-        uses = [site for name in DEVICES for site in self.named.get(name, ())]
+    def uses_device(self) -> bool:
+        """Whether a call starts the runtime of the TPU device."""
+        if any(name in self.named for name in DEVICES):
+            return True
         for name in ("to", "zeros", "ones", "tensor", "randn", "rand", "empty", "full", "arange"):
             for site in self.called.get(name, ()):
                 target = argument(site.call, "device", 0 if name == "to" else None)
                 if target is not None and self.is_tpu_device(target, site):
-                    uses.append(site)
-        return sorted(uses, key=lambda site: site.place)
+                    return True
+        return False
 
     @cached_property
     def data_loaders(self) -> list[Site]:
@@ -270,32 +249,10 @@ class NotebookIndex:
         return sorted(launches, key=lambda site: site.place)
 
     @cached_property
-    def multi(self) -> bool:
-        """Whether the notebook runs on several cores, with one process for each."""
-        if self.spmd or self.ranks == 1:
-            return False
-        trains = [cell for cell in self.cells if cell.part == "train"]
-        if trains:
-            return not all(map(self.alone, trains))
-        return any(not self.one_process(site) for site in self.launches)
-
-    @cached_property
-    def spmd(self) -> bool:
-        """Whether the notebook uses torch_xla's SPMD mode: one process drives all cores."""
-        return bool(self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"})
-
-    def alone(self, train: ParsedCell) -> bool:
-        """Whether a train cell runs on one core."""
-        return (CORES.search(train.lines[0]) is not None) if self.ranks is None else self.ranks == 1
-
-    def one_process(self, launch: Site) -> bool:
-        """Whether a launcher is called for a single process."""
-        if self.ranks == 1:
-            return True
-        for word in ("nprocs", "num_processes", "cores"):
-            if literal(argument(launch.call, word)) == 1:
-                return True
-        return literal(argument(launch.call, "debug_single_process")) is True
+    def several(self) -> bool:
+        """Whether several ranks run the notebook's programs."""
+        spmd = self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"}  # one process
+        return self.ranks != 1 and not spmd and bool(self.programs)
 
     @cached_property
     def programs(self) -> list[Program]:
@@ -311,11 +268,10 @@ class NotebookIndex:
                     if any(site.cell is cell for site in self.sites.loads(name))
                     for function in self._named[name]
                 ]
-                programs.append(Program(cell, self._reached(called + named), self.alone(cell)))
+                programs.append(Program(cell, self._reached(called + named)))
         for site in self.launches:
-            if not any(site in program for program in programs):
-                launched = self._reached(self.sites.launched(site.call))
-                programs.append(Program(None, launched, self.one_process(site)))
+            if not _for_one_process(site.call) and not any(site in program for program in programs):
+                programs.append(Program(None, self._reached(self.sites.launched(site.call))))
         return programs
 
     def _reached(self, todo: list[DefinedFunction]) -> set[int]:
@@ -394,10 +350,6 @@ class NotebookIndex:
             if isinstance(site.node, ast.ClassDef)
         }
 
-    def device_loader(self) -> bool:
-        """Whether the notebook loads batches through torch_xla's own loaders."""
-        return DATA_PARALLEL in self.named or any(name in self.called for name in DEVICE_LOADERS)
-
     # Ranks
 
     def depends_on_rank(self, test: ast.expr, site: Site, depth: int = 0) -> bool:
@@ -433,6 +385,12 @@ class NotebookIndex:
         return None
 
 
+def _for_one_process(launch: ast.Call) -> bool:
+    """Whether a launcher is called for a single process."""
+    sizes = (literal(argument(launch, word)) for word in ("nprocs", "num_processes", "cores"))
+    return 1 in sizes or literal(argument(launch, "debug_single_process")) is True
+
+
 def _compared(test: ast.expr) -> Iterator[ast.AST]:
     """Yield the nodes of a condition, except comparisons whose result is the same on all ranks:
     with None ("is it set?") and with -1 ("one process only").
@@ -458,8 +416,6 @@ class Program:
     """The train cell; None for a function that is launched from elsewhere."""
     functions: set[int]
     """The functions that it reaches by name, by their node's id()."""
-    alone: bool
-    """True if there is only one rank."""
 
     def __contains__(self, site: Site) -> bool:
         """Whether ranks run a site."""
@@ -537,7 +493,7 @@ def _loops_around(
     if len(seen) > 4 or len(notebook.functions[function.name]) > 1:
         return
     for caller in notebook.called.get(function.name, ()):
-        if function in notebook.targets(caller):
+        if function in notebook.sites.targets(caller.call):
             _loops_around(notebook, caller, loops, seen)
 
 
@@ -557,7 +513,7 @@ def _calls_reached(notebook: NotebookIndex, sites: Iterable[Site]) -> list[Site]
     entered: set[int] = set()
     todo = list(sites)
     while todo:
-        for function in notebook.targets(todo.pop()):
+        for function in notebook.sites.targets(todo.pop().call):
             if id(function) not in entered:
                 entered.add(id(function))
                 calls += function.calls
@@ -574,18 +530,15 @@ class Fit:
 
 
 def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[Fit]:
-    """The calls that train: `trainer.train()`, `trainer.fit(…)`, `trainer.run(loader)`,
-    `learn.fit_one_cycle(…)`.
-    """
+    """The calls that train: `trainer.train()`, `trainer.fit(…)`."""
     for framework in frameworks:
         if notebook.imports(*framework.packages):
-            for name in framework.methods:
-                for site in notebook.called.get(name, ()):
-                    function = site.call.func
-                    if isinstance(function, ast.Attribute) and _is_made(
-                        notebook, function.value, site, framework
-                    ):
-                        yield Fit(site, framework)
+            for site in notebook.called.get(framework.start, ()):
+                function = site.call.func
+                if isinstance(function, ast.Attribute) and _is_made(
+                    notebook, function.value, site, framework
+                ):
+                    yield Fit(site, framework)
 
 
 def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
@@ -613,7 +566,7 @@ def _is_made(notebook: NotebookIndex, node: ast.expr, site: Site, framework: Fra
             isinstance(value.node, ast.Call) and _makes(notebook, value.node.func, value, framework)
             for value in values
         )
-    return name.rpartition(".")[2].lower() in framework.usual
+    return name.rpartition(".")[2].lower() == framework.usual
 
 
 def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Framework) -> bool:
@@ -630,8 +583,3 @@ def _step_functions(notebook: NotebookIndex) -> Iterator[DefinedFunction]:
     """The functions of the notebook that a framework calls in each step."""
     for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
         yield from (f for f in notebook.functions.get(name, ()) if f.method_of is not None)
-    for site in notebook.calls_of("ignite.engine.Engine", "ignite.engine.engine.Engine"):
-        for given in site.call.args[:1]:
-            for function in notebook.functions.get(last_part(given), ()):
-                if any(last_part(one.call.func) == "backward" for one in function.calls):
-                    yield function

@@ -178,20 +178,15 @@ def _stepped(site: Site) -> Iterator[ast.expr]:
 
 def _trained_by(notebook: NotebookIndex, fit: Fit, origin: _Origin) -> dict[str, Missing]:
     """The global names of what a framework's call trains."""
-    found: dict[str, Missing] = {}
     function = fit.site.call.func
     assert isinstance(function, ast.Attribute)
-    if fit.framework.name == "Lightning":
-        model = argument(fit.site.call, "model", 0)
-        names = origin.names(model, fit.site) if model is not None else ()
-        return dict.fromkeys(names, Missing.TRAINED)
-    for maker in makers(notebook, fit):
-        model = argument(maker.call, "model", 0 if fit.framework.name == "transformers" else 1)
-        if model is not None:
-            found |= dict.fromkeys(origin.names(model, maker), Missing.TRAINED)
-    if fit.framework.name in ("transformers", "fastai"):
-        found |= dict.fromkeys(origin.names(function.value, fit.site), Missing.HOLDS_MODEL)
-    return found
+    models = [(argument(fit.site.call, "model", 0), fit.site)]
+    holds = dict[str, Missing]()
+    if fit.framework.name == "transformers":
+        models = [(argument(made.call, "model", 0), made) for made in makers(notebook, fit)]
+        holds = dict.fromkeys(origin.names(function.value, fit.site), Missing.HOLDS_MODEL)
+    names = (name for model, site in models if model for name in origin.names(model, site))
+    return dict.fromkeys(names, Missing.TRAINED) | holds
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""The table of rules. Each rule has a function that finds its violations in a notebook."""
+"""The table of rules. Each rule has a function that finds its violations in a notebook.
+
+A rule is about a mistake that the run itself does not show in its first second: it hangs, trains
+wrongly or is slow, without a word.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +29,10 @@ class Hit:
     certain: bool = False
     """True if a run that reaches this line certainly fails there. `reachability` decides
     whether the run reaches it."""
-
     where: Site | None = None
     """The site that the run must reach instead for `certain`: the `if` around the line."""
-    several: bool = False
-    """True if the run fails only with several ranks."""
     about: ParsedCell | None = None
     """The train cell that it is about, if the line is in another cell."""
-    of_object: bool = False
-    """True for a method of an object: what its name refers to does not matter for `certain`."""
 
     @property
     def cell(self) -> ParsedCell:
@@ -60,11 +59,13 @@ class Rule:
     what: str
     """A short description of the code that violates the rule."""
     why: str
-    """Why it matters on a TPU, with the evidence: a measurement, a file of torch_xla, an issue."""
+    """Why it matters, with the evidence: a measurement, a file of torch_xla, an issue."""
     fix: str
     check: Check
     kernel: bool = False
     """True if the rule is about the whole notebook, also about cells outside of any run."""
+    several: bool = False
+    """True if the rule is about several ranks: it is not checked for a run on one."""
     backends: Backends = ANY
     """The backends of whose notebooks it is true."""
     fixes: Mapping[BackendName, str] = field(default_factory=dict)
@@ -82,6 +83,7 @@ def rule(
     why: str,
     fix: str,
     kernel: bool = False,
+    several: bool = False,
     backends: Backends = ANY,
     fixes: Mapping[BackendName, str] | None = None,
 ) -> Callable[[Check], Check]:
@@ -90,20 +92,32 @@ def rule(
     def add(check: Check) -> Check:
         if id in RULES:
             raise ValueError(f"two rules have the id {id!r}")
-        RULES[id] = Rule(id, severity, what, why, fix, check, kernel, backends, fixes or {})
+        RULES[id] = Rule(
+            id, severity, what, why, fix, check, kernel, several, backends, fixes or {}
+        )
         return check
 
     return add
+
+
+def without_xla(fix: str) -> dict[BackendName, str]:
+    """The fix for notebooks that train without torch_xla, for `fixes`."""
+    return {"torchtpu": fix, "torch": fix}
 
 
 def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
     rows = ["| rule | severity | for | finds | why | what to do |", "|---|---|---|---|---|---|"]
     for entry in RULES.values():
-        fixes = "".join(f"; {name}: {fix}" for name, fix in entry.fixes.items())
+        others: dict[str, list[str]] = {}
+        for name, fix in entry.fixes.items():
+            others.setdefault(fix, []).append(name)
+        fixes = "".join(f"; {', '.join(names)}: {fix}" for fix, names in others.items())
         backends = (
             "all" if entry.backends == ANY else ", ".join(sorted(entry.backends, reverse=True))
         )
+        if entry.several:
+            backends += "; several ranks"
         told = (entry.what, entry.why, entry.fix + fixes)
         cells = (f"`{entry.id}`", entry.severity, backends, *told)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
