@@ -483,13 +483,6 @@ class Scopes:
             for node, frame in self._attributes.get(name, ())
         ]
 
-    def close(self) -> None:
-        """Break the reference cycles between functions and their nodes, which frees all trees."""
-        for function in self.functions:
-            function.sites.clear()
-        for scope in self.every:
-            scope.bindings.clear()
-
     # Bindings and references
 
     def bindings(self, name: str, scope: Scope) -> list[Binding]:

@@ -227,12 +227,6 @@ EXAMPLES: dict[str, Pair] = {
                 STEP.format("", "a.step()"),
                 "a = Accumulation(optimizer, 4)",
             ),
-            (
-                IMPORTS + "import torch_xla.distributed.data_parallel as dp",
-                "def train(model, loader, device, context):\n    for x, y in loader:\n"
-                "        model(x).sum().backward()\n        xm.optimizer_step(optimizer)",
-                "dp.DataParallel(Net, device_ids=xm.get_xla_supported_devices())(train, loader)",
-            ),
         ],
     ),
     "host-sync-in-step": (

@@ -22,7 +22,6 @@ from tpunb.notebook.scopes import (
     Site,
     argument,
     dotted,
-    imported,
     last_part,
     literal,
     packages,
@@ -81,10 +80,6 @@ class NotebookIndex:
             if full:
                 self.named.setdefault(full, []).append(site)
         self.has_train = any(cell.part == "train" for cell in cells)
-
-    def close(self) -> None:
-        """Break the reference cycles between functions and their calls, which frees all trees."""
-        self.sites.close()
 
     # Names and values
 
@@ -161,16 +156,6 @@ class NotebookIndex:
             isinstance(value.node, ast.expr) and self.is_tpu_device(value.node, value, depth + 1)
             for value in values
         )
-
-    def mentions(self, *names: str) -> bool:
-        """Whether one of these full names is called or used in any other way."""
-        if any(name in self.named for name in names):
-            return True
-        lasts = {name.rpartition(".")[2] for name in names}
-        return any(
-            isinstance(site.node, ast.Attribute) and self.full(site.node, site) in names
-            for site in self.sites.attributes(*lasts)
-        ) or any(full in names for site in self.sites.imports for _, full in imported(site.node))
 
     def names_of(self, value: ast.AST) -> list[str]:
         """The names to which a value is assigned."""
@@ -470,11 +455,12 @@ def _training_loops(notebook: NotebookIndex) -> list[Loop]:
 def _steps(notebook: NotebookIndex) -> list[Loop]:
     """The functions that a framework calls in each step, as loops."""
     loops = []
-    for function in _step_functions(notebook):
-        if function.calls:
-            *_, body = function.calls[0].frame.outward()
-            sites = tuple(function.calls)
-            loops.append(Loop(body, sites, tuple(_calls_reached(notebook, sites))))
+    for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
+        for function in notebook.functions.get(name, ()):
+            if function.method_of is not None and function.calls:
+                *_, body = function.calls[0].frame.outward()
+                sites = tuple(function.calls)
+                loops.append(Loop(body, sites, tuple(_calls_reached(notebook, sites))))
     return loops
 
 
@@ -527,46 +513,29 @@ class Fit:
 
     site: Site
     framework: Framework
+    makers: list[Site]
+    """The calls that constructed the trainer, as far as they are visible."""
 
 
 def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[Fit]:
     """The calls that train: `trainer.train()`, `trainer.fit(…)`."""
     for framework in frameworks:
-        if notebook.imports(*framework.packages):
-            for site in notebook.called.get(framework.start, ()):
-                function = site.call.func
-                if isinstance(function, ast.Attribute) and _is_made(
-                    notebook, function.value, site, framework
-                ):
-                    yield Fit(site, framework)
-
-
-def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
-    """Return the calls that constructed the trainer, as far as they are visible."""
-    function = fit.site.call.func
-    name = dotted(function.value) if isinstance(function, ast.Attribute) else ""
-    values = notebook.values(name, fit.site.frame) if name else []
-    return [
-        value
-        for value in values
-        if isinstance(value.node, ast.Call)
-        and _makes(notebook, value.node.func, value, fit.framework)
-    ]
-
-
-def _is_made(notebook: NotebookIndex, node: ast.expr, site: Site, framework: Framework) -> bool:
-    """Whether an expression is a framework's trainer."""
-    if isinstance(node, ast.Call):
-        return _makes(notebook, node.func, site, framework)
-    if not (name := dotted(node)):
-        return False
-    values = notebook.values(name, site.frame)
-    if values:
-        return any(
-            isinstance(value.node, ast.Call) and _makes(notebook, value.node.func, value, framework)
-            for value in values
-        )
-    return name.rpartition(".")[2].lower() == framework.usual
+        starts = notebook.called.get(framework.start, ())
+        for site in starts if notebook.imports(*framework.packages) else ():
+            if not isinstance(site.call.func, ast.Attribute):
+                continue
+            trainer = site.call.func.value
+            made = [Site(trainer, site.frame)]
+            if not isinstance(trainer, ast.Call):
+                made = notebook.values(dotted(trainer), site.frame)
+            makers = [
+                value
+                for value in made
+                if isinstance(value.node, ast.Call)
+                and _makes(notebook, value.node.func, value, framework)
+            ]
+            if makers or (not made and last_part(trainer).lower() == framework.usual):
+                yield Fit(site, framework, makers)
 
 
 def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Framework) -> bool:
@@ -577,9 +546,3 @@ def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Fram
     full = notebook.full(maker, site)
     known = not full or full.partition(".")[0] in framework.packages
     return known and name not in notebook.functions and framework.makes(name)
-
-
-def _step_functions(notebook: NotebookIndex) -> Iterator[DefinedFunction]:
-    """The functions of the notebook that a framework calls in each step."""
-    for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
-        yield from (f for f in notebook.functions.get(name, ()) if f.method_of is not None)

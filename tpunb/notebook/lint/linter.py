@@ -8,12 +8,10 @@ a line above the cell's first statement it applies to the cell.
 from __future__ import annotations
 
 import ast
-import gc
 import io
 import re
 import tokenize
 from collections.abc import Collection, Container, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tpunb.notebook.lint import checks as checks  # fills the table of rules
@@ -57,15 +55,14 @@ def lint(
     cells, train = parse_cells(snapshot), snapshot.train
     chosen = [rule for rule in RULES.values() if rule.id in rules and backend in rule.backends]
     found: dict[_Key, Finding] = {}
-    with _without_collector():
-        runs = _runs(cells, train, own)
-        for run in runs:
-            index = NotebookIndex(run, held, backend, ranks or _cores(run[-1]))
-            every = run == cells
-            found |= _check(index, [rule for rule in chosen if every or not rule.kernel], train)
-        if cells not in runs:
-            left = [rule for rule in chosen if rule.kernel or not runs]
-            found |= _check(NotebookIndex(cells, held, backend, ranks), left, train)
+    runs = _runs(cells, train, own)
+    for run in runs:
+        index = NotebookIndex(run, held, backend, ranks or _cores(run[-1]))
+        every = run == cells
+        found |= _check(index, [rule for rule in chosen if every or not rule.kernel], train)
+    if cells not in runs:
+        left = [rule for rule in chosen if rule.kernel or not runs]
+        found |= _check(NotebookIndex(cells, held, backend, ranks), left, train)
     suppressions = {cell.index: _read_suppressions(cell) for cell in cells}
     found |= {
         (cell.index, finding.line, UNKNOWN, finding.message): finding
@@ -98,18 +95,6 @@ def _cores(train: ParsedCell) -> int | None:
     return None if match is None else int(match[1])
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Switch garbage collection off: scanning the many live AST nodes takes half of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
 def _check(
     notebook: NotebookIndex, rules: Iterable[Rule], train: int | None
 ) -> dict[_Key, Finding]:
@@ -123,7 +108,6 @@ def _check(
             if hit.cell.part != "kernel" or rule.kernel:
                 finding = _finding(rule, hit, notebook, reachability, train)
                 found.setdefault((hit.cell.index, finding.line, rule.id, hit.message), finding)
-    notebook.close()
     return found
 
 

@@ -1,8 +1,7 @@
 """Decides whether a run certainly reaches a line; an error there stops the run before it starts.
 
 There must be no false alarms: a line under a condition, in `try` or `with`, in a loop that may have
-no first round, in a function that may not be called, or after a possible earlier exit does not
-count as reached.
+no first round, or in a function that may not be called, does not count as reached.
 """
 
 from __future__ import annotations
@@ -20,12 +19,9 @@ from tpunb.notebook.scopes import (
     Function,
     Site,
     argument,
-    dotted,
     last_part,
     literal,
 )
-
-EXITS = {"exit", "quit", "sys.exit", "os._exit", "os.abort", "os.execv", "os.kill"}
 
 TRANSPARENT = {
     *("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "torch.autocast"),
@@ -42,7 +38,7 @@ class Reachability:
 
     def reaches(self, site: Site) -> bool:
         """Whether the run certainly reaches a site."""
-        if not site.cell.runs or self._may_end_early or not self._always(site):
+        if not site.cell.runs or not self._always(site):
             return False
         return site.frame.function is None or id(site.frame.function) in self._called
 
@@ -51,12 +47,10 @@ class Reachability:
         certainly unbound.
         """
         node = site.node.func if isinstance(site.node, ast.Call) else site.node
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            return not self._modules_are_made
-        if isinstance(node, ast.Name) and not self._is_bound(node.id):
-            return not self._modules_are_made
-        certain = self._notebook.sites.is_certain(node, site.scope)
-        return certain and not self._libraries_are_changed
+        if self._libraries_are_changed or isinstance(node, ast.Import | ast.ImportFrom):
+            return not self._libraries_are_changed
+        unbound = isinstance(node, ast.Name) and not self._is_bound(node.id)
+        return unbound or self._notebook.sites.is_certain(node, site.scope)
 
     def _is_bound(self, name: str) -> bool:
         sites = self._notebook.sites
@@ -93,40 +87,22 @@ class Reachability:
         return bool(numbers) and all(type(n) is int and n > 0 for n in numbers)
 
     @cached_property
-    def _may_end_early(self) -> bool:
-        """Whether top-level code may end the program before the end of the notebook."""
-        notebook = self._notebook
-        raises = (isinstance(s.node, ast.Raise) for s in notebook.sites.leaves if _is_top(s))
-        return any(raises) or any(
-            (notebook.full(site.call.func, site) or dotted(site.call.func)) in EXITS
-            for site in notebook.sites.calls
-        )
-
-    @cached_property
-    def _modules_are_made(self) -> bool:
-        """Whether the notebook adds modules itself: `sys.modules[...] = ...`."""
-        return any(
-            dotted(site.node).startswith("sys.")
-            for site in self._notebook.sites.attributes("modules", "meta_path")
-        )
-
-    @cached_property
     def _libraries_are_changed(self) -> bool:
-        """Whether the notebook sets or queries attributes of torch or torch_xla."""
+        """Whether the notebook sets or queries attributes of torch or torch_xla, or adds modules
+        itself.
+        """
         notebook = self._notebook
-        for site in notebook.sites.attributes():
-            node = site.node
-            assert isinstance(node, ast.Attribute)
-            if not isinstance(node.ctx, ast.Load) and notebook.full(node, site).startswith("torch"):
-                return True
-        for name in ("setattr", "hasattr", "getattr", "vars", "exec"):
+        changed = [
+            notebook.full(site.node, site)
+            for site in notebook.sites.attributes()
+            if not isinstance(site.node.ctx, ast.Load)  # type: ignore[attr-defined]
+        ]
+        changed += [notebook.full(s.node, s) for s in notebook.sites.attributes("modules")]
+        for name in ("setattr", "hasattr", "getattr", "vars"):
             for site in notebook.called.get(name, ()):
-                first = site.call.args[:1]
-                if name == "exec" or any(
-                    notebook.full(part, site).startswith("torch") for part in first
-                ):
-                    return True
-        return self._modules_are_made
+                changed += [notebook.full(part, site) for part in site.call.args[:1]]
+        known = any(name.startswith("torch") or name == "sys.modules" for name in changed)
+        return known or "exec" in notebook.called
 
     @cached_property
     def _called(self) -> set[int]:

@@ -7,7 +7,7 @@ wrongly or is slow, without a word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
@@ -52,16 +52,18 @@ ANY: Backends = TPUS | {"torch"}
 Check = Callable[[NotebookIndex], Iterable[Hit]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Rule:
+    """A rule, and the decorator of the function that yields a Hit for each violation of it."""
+
     id: str
     severity: Severity
+    _: KW_ONLY
     what: str
     """A short description of the code that violates the rule."""
     why: str
     """Why it matters, with the evidence: a measurement, a file of torch_xla, an issue."""
     fix: str
-    check: Check
     kernel: bool = False
     """True if the rule is about the whole notebook, also about cells outside of any run."""
     several: bool = False
@@ -70,34 +72,17 @@ class Rule:
     """The backends of whose notebooks it is true."""
     fixes: Mapping[BackendName, str] = field(default_factory=dict)
     """The fix for notebooks of a backend, where it is another one than `fix`."""
+    check: Check = field(init=False)
+
+    def __call__(self, check: Check) -> Check:
+        if self.id in RULES:
+            raise ValueError(f"two rules have the id {self.id!r}")
+        self.check = check
+        RULES[self.id] = self
+        return check
 
 
 RULES: dict[str, Rule] = {}
-
-
-def rule(
-    id: str,
-    severity: Severity,
-    *,
-    what: str,
-    why: str,
-    fix: str,
-    kernel: bool = False,
-    several: bool = False,
-    backends: Backends = ANY,
-    fixes: Mapping[BackendName, str] | None = None,
-) -> Callable[[Check], Check]:
-    """Register the decorated function, which yields a Hit for each violation, as a rule."""
-
-    def add(check: Check) -> Check:
-        if id in RULES:
-            raise ValueError(f"two rules have the id {id!r}")
-        RULES[id] = Rule(
-            id, severity, what, why, fix, check, kernel, several, backends, fixes or {}
-        )
-        return check
-
-    return add
 
 
 def without_xla(fix: str) -> dict[BackendName, str]:

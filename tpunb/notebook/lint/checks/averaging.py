@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from tpunb.notebook.lint.checks.sites import for_other_hardware, owner, values_of, words
 from tpunb.notebook.lint.frameworks import PACKAGES
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rule_table import TPUS, XLA, Hit, rule, without_xla
+from tpunb.notebook.lint.rule_table import TPUS, XLA, Hit, Rule, without_xla
 from tpunb.notebook.scopes import LOOPS, XM, ParsedCell, Site, argument, dotted, last_part, literal
 
 REDUCTIONS = {
@@ -26,7 +26,7 @@ WRAPPERS = {
 }
 
 
-@rule(
+@Rule(
     "summed-gradients",
     "warning",
     what="gradients that are summed over the cores and not divided by their number",
@@ -95,7 +95,7 @@ def _is_optimizer(notebook: NotebookIndex, name: str, site: Site) -> bool:
     return made or "optim" in last.lower() or last == "opt"
 
 
-@rule(
+@Rule(
     "no-gradient-reduction",
     "warning",
     what="`optimizer.step()` on every core, with gradients that are never averaged over the cores",
@@ -168,7 +168,7 @@ def _of_metrics(node: ast.Call) -> bool:
 _METRICS = ("loss", "acc", "correct", "total", "metric", "count", "seen")
 
 
-@rule(
+@Rule(
     "clip-before-reduction",
     "warning",
     what="`clip_grad_norm_` before the gradients are averaged over the cores",
@@ -200,7 +200,7 @@ def _clip_before_reduction(notebook: NotebookIndex) -> Iterator[Hit]:
                 yield Hit(site, f"`{name}` comes before the gradients are averaged")
 
 
-@rule(
+@Rule(
     "ddp-arguments",
     "warning",
     what="DistributedDataParallel with `gradient_as_bucket_view=True` on XLA tensors",
@@ -220,7 +220,7 @@ def _ddp_arguments(notebook: NotebookIndex) -> Iterator[Hit]:
             yield Hit(site, "torch_xla does not average one gradient of each bucket")
 
 
-@rule(
+@Rule(
     "optimizer-before-device",
     "error",
     what="an optimizer created before its model is moved to the TPU",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import constant, values_of, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rule_table import TORCHTPU, TPUS, Hit, rule, without_xla
-from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
+from tpunb.notebook.lint.rule_table import TORCHTPU, TPUS, Hit, Rule, without_xla
+from tpunb.notebook.scopes import Site, argument, last_part, literal
 
 EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
 
@@ -88,7 +88,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     )
 
 
-@rule(
+@Rule(
     "last-batch",
     "warning",
     what="a training DataLoader that keeps the last, smaller batch",
@@ -110,7 +110,7 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
             yield Hit(site, "the last batch of an epoch has a different shape from the others")
 
 
-@rule(
+@Rule(
     "no-sampler",
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
@@ -163,7 +163,7 @@ def _launched(notebook: NotebookIndex, site: Site) -> bool:
     return any(notebook.in_rank(at) for at in (site, *_loads(notebook, site)))
 
 
-@rule(
+@Rule(
     "unequal-batches",
     "warning",
     what="data divided among the ranks with `data[rank::world_size]`, or "
@@ -215,37 +215,25 @@ def _is_iterated(notebook: NotebookIndex, site: Site) -> bool:
 
 
 def _ranges(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
-    """Yield ranges that select a part of a data set, with start and step, unless the end is
-    rounded.
+    """Yield ranges that select a part of a data set, with start and step: `Subset(data, range(…))`,
+    unless the end is rounded.
     """
-    for site in notebook.calls_of("range"):
-        parts = site.call.args
-        if len(parts) != 3 or not _selects(notebook, site):
-            continue
-        start, end, step = parts
-        ends = [end, *(v.node for v in notebook.values(dotted(end), site.frame) if dotted(end))]
-        if not any(isinstance(p, ast.FloorDiv | ast.Mod) for e in ends for p in ast.walk(e)):
-            yield site, start, step
-
-
-def _selects(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether a range is the indices of a part of a data set: `Subset(data, range(…))`."""
-    todo, takers = [site.node], list[ast.Call]()
-    while todo:
-        value = todo.pop()
-        loads = [load for n in notebook.names_of(value) for load in notebook.sites.loads(n)]
-        for at in (Site(value, site.frame), *loads):
-            takers += (found := notebook.calls_taking(at))
-            todo += [taker for taker in found if last_part(taker.func) in ("list", "tuple")]
-    subsets = ("Subset", "SubsetRandomSampler", "select")
-    return any(last_part(taker.func) in subsets for taker in takers)
+    for name in ("Subset", "SubsetRandomSampler", "select"):
+        for site in notebook.called.get(name, ()):
+            for node in ast.walk(site.call):
+                match node:
+                    case ast.Call(func=ast.Name("range"), args=[start, end, step]):
+                        values = [end, *(v.node for v in values_of(notebook, end, site))]
+                        parts = (part for value in values for part in ast.walk(value))
+                        if not any(isinstance(part, ast.FloorDiv | ast.Mod) for part in parts):
+                            yield Site(node, site.frame), start, step
 
 
 _MULTIPLE = "pad_to_multiple_of"
 _PADDING = ("pad", "batch_encode_plus", "encode_plus")
 
 
-@rule(
+@Rule(
     "dynamic-padding",
     "warning",
     what="a tokenizer or collator that pads to the longest text of a batch",
@@ -273,7 +261,7 @@ def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
                 yield Hit(site, message)
 
 
-@rule(
+@Rule(
     "tpu-loader-workers",
     "warning",
     what="a DataLoader with worker processes in a notebook that uses the TPU",

@@ -15,11 +15,11 @@ from tpunb.notebook.lint.checks.sites import is_tried, words
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.not_returned import Missing, find_not_returned
-from tpunb.notebook.lint.rule_table import XLA, Hit, rule
+from tpunb.notebook.lint.rule_table import XLA, Hit, Rule
 from tpunb.notebook.scopes import BUILTINS, ParsedCell, Site
 
 
-@rule(
+@Rule(
     "not-python",
     "error",
     what="a cell that is not Python",
@@ -38,7 +38,7 @@ def _not_python(notebook: NotebookIndex) -> Iterator[Hit]:
 NOT_RETURNED = "not-returned"
 
 
-@rule(
+@Rule(
     NOT_RETURNED,
     "error",
     what="a cell below a train cell that uses a name which only the train cell assigns, or an "
@@ -51,11 +51,9 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
     for missing in find_not_returned(notebook):
         name, number, site = missing.name, missing.train.number, missing.site
         fix = f"add `--returns {name}` to cell [{number}]"
-        if missing.how is Missing.ONLY_IMPORTED:
-            fix = "import it here too, or in a cell above"
-        elif missing.trainer:
+        if missing.trainer:
             fix = f"do this in cell [{number}], or return the model and use it instead of `{name}`"
-        sure = missing.how in (Missing.ONLY_ASSIGNED, Missing.ONLY_IMPORTED) and site.simple()
+        sure = missing.how is Missing.ONLY_ASSIGNED and site.simple()
         message = _MISSING[missing.how].format(name, number)
         severity: Severity | None = None if sure else "warning"
         yield Hit(site, message, fix, severity=severity, about=missing.train)
@@ -63,7 +61,6 @@ def _not_returned(notebook: NotebookIndex) -> Iterator[Hit]:
 
 _MISSING = {
     Missing.ONLY_ASSIGNED: "`{}` exists only in the ranks of cell [{}]",
-    Missing.ONLY_IMPORTED: "`{}` is imported in the ranks of cell [{}] only",
     Missing.TRAINED: "`{}` is trained in the ranks of cell [{}] and not returned: in the kernel it "
     "is untrained",
     Missing.HOLDS_MODEL: "`{}` trains in the ranks of cell [{}]: in the kernel its model is "
@@ -72,13 +69,6 @@ _MISSING = {
     "is as before",
 }
 
-USUAL = {
-    "xm": "import torch_xla.core.xla_model as xm",
-    "xmp": "import torch_xla.distributed.xla_multiprocessing as xmp",
-    "xr": "import torch_xla.runtime as xr",
-    "torch_xla": "import torch_xla",
-}
-"""The usual names of torch_xla's modules, with their imports."""
 _DEFINED = BUILTINS | {
     *("display", "get_ipython", "In", "Out", "exit", "quit", "__IPYTHON__", "__file__"),
     *("__annotations__", "__class__", "__module__", "__qualname__"),
@@ -92,7 +82,7 @@ _OWN = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[io]h|_dh|_tpunb_\w+")
 """IPython's history variables, and names that the conversion adds to cells."""
 
 
-@rule(
+@Rule(
     "undefined-name",
     "error",
     what="a name that no cell defines, or only a cell below",
@@ -132,9 +122,8 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
             continue
         else:
             message = f"`{name}` is not defined in any cell"
-        fix = f"write `{USUAL[name]}` in a cell above" if name in USUAL else None
         severity: Severity | None = None if always else "warning"
-        yield Hit(site, message, fix, severity=severity, certain=not below)
+        yield Hit(site, message, severity=severity, certain=not below)
 
 
 def _words_of_magics(cell: ParsedCell) -> set[str]:
@@ -154,7 +143,7 @@ def _expects_name_error(site: Site) -> bool:
     )
 
 
-@rule(
+@Rule(
     "retired-name",
     "error",
     what="a module, function or class that torch_xla 2.9 does not have, without a successor that "

@@ -9,7 +9,7 @@ from textwrap import shorten
 from tpunb.notebook.lint.checks.rank_conditions import condition_on_rank, sure_branch
 from tpunb.notebook.lint.checks.sites import words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rule_table import Hit, rule, without_xla
+from tpunb.notebook.lint.rule_table import Hit, Rule, without_xla
 from tpunb.notebook.scopes import XM, argument, last_part, literal
 
 TOGETHER = {
@@ -35,7 +35,7 @@ SAVES = (f"{XM}.save", "torch_xla.utils.serialization.save")
 ON_SOME_RANKS = "collective-on-some-ranks"
 
 
-@rule(
+@Rule(
     ON_SOME_RANKS,
     "error",
     what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks reach; a warning "
@@ -77,7 +77,7 @@ def _has_group(node: ast.Call) -> bool:
     return any(part is not None and literal(part) is not None for part in given)
 
 
-@rule(
+@Rule(
     "step-skipped",
     "warning",
     what="`continue` or `break` that depends on this rank's data, before the gradients are reduced",

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import constant, for_other_hardware, owner, receiver, words
 from tpunb.notebook.lint.index import NotebookIndex, Program
-from tpunb.notebook.lint.rule_table import XLA, Hit, rule, without_xla
+from tpunb.notebook.lint.rule_table import XLA, Hit, Rule, without_xla
 from tpunb.notebook.scopes import ParsedCell, Site, argument, dotted, last_part, literal
 
 
-@rule(
+@Rule(
     "torch-save-on-xla",
     "warning",
     what="torch.save of a model that is on an XLA device",
@@ -71,7 +71,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     return target is not None and notebook.is_tpu_device(target, final)
 
 
-@rule(
+@Rule(
     "file-of-all-ranks",
     "warning",
     what="one file that every core writes, itself or with `!cp`, `!rm` and the like",
@@ -195,7 +195,7 @@ _BF16 = re.compile(r"\b(XLA_(?:USE|DOWNCAST)_BF16)\s*[= ]\s*[\"']?(\w+)")
 _OFF = ("0", "", "false", "False")
 
 
-@rule(
+@Rule(
     "bf16-variable",
     "warning",
     what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
@@ -222,7 +222,7 @@ def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
             yield Hit(at, f"{variable} silently makes all float32 tensors bfloat16")
 
 
-@rule(
+@Rule(
     "tracker-above",
     "warning",
     what="a run of wandb, MLflow or another experiment tracker begun above the train cell",

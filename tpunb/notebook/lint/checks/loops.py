@@ -7,18 +7,17 @@ from collections.abc import Iterator
 
 from tpunb.notebook.lint.checks.sites import for_other_hardware, owner, receiver, words
 from tpunb.notebook.lint.index import Loop, NotebookIndex
-from tpunb.notebook.lint.rule_table import TPUS, XLA, Hit, rule
+from tpunb.notebook.lint.rule_table import TPUS, XLA, Hit, Rule
 from tpunb.notebook.scopes import XM, DefinedFunction, Site, argument, dotted, last_part
 
 SYNCS = {"torch_xla.sync", f"{XM}.mark_step"}
-END_STEPS = (
-    *("torch_xla.compile", "torch_xla.step", "torch_xla.experimental.eager_mode"),
-    "tpunb.training.Accumulation",
-)
+END_STEPS = {
+    **{"torch_xla.compile": "compile", "torch_xla.step": "step"},
+    "torch_xla.experimental.eager_mode": "eager_mode",
+    "tpunb.training.Accumulation": "Accumulation",
+}
 """What ends steps by itself."""
 DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
-DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
-"""Class whose objects pass such a loader to the function that they run."""
 READS = ("item", "tolist", "numpy", "cpu")
 
 
@@ -66,7 +65,7 @@ def _syncs(notebook: NotebookIndex, site: Site) -> bool:
     return full in SYNCS or (not full and name in ("mark_step", "sync"))
 
 
-@rule(
+@Rule(
     "no-step-sync",
     "warning",
     what="a training loop without a step boundary: no torch_xla.sync(), no MpDeviceLoader",
@@ -80,7 +79,8 @@ def _syncs(notebook: NotebookIndex, site: Site) -> bool:
 def _no_step_sync(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.xla or notebook.managed or not notebook.uses_device:
         return
-    if notebook.mentions(*END_STEPS):
+    names = (notebook.full(s.node, s) for s in notebook.sites.attributes(*END_STEPS.values()))
+    if END_STEPS.keys() & {*notebook.named, *names}:
         return
     for loop in notebook.loops:
         sites = [*loop.sites, *loop.called]
@@ -101,7 +101,7 @@ def _on_other_hardware(loop: Loop) -> bool:
 
 def _loads_to_device(notebook: NotebookIndex, loop: Loop) -> bool:
     """Whether the loop may iterate over one of torch_xla's own loaders."""
-    if DATA_PARALLEL not in notebook.named and not DEVICE_LOADERS & notebook.called.keys():
+    if not DEVICE_LOADERS & notebook.called.keys():
         return False
     if isinstance(loop.node, ast.While):
         return True
@@ -124,7 +124,7 @@ def _is_read(site: Site) -> bool:
     return bare and last_part(node.func) in READS
 
 
-@rule(
+@Rule(
     "host-sync-in-step",
     "warning",
     what="`.item()`, `.cpu()`, `print(loss)` or `float(loss)` in every step of a training loop",
@@ -238,7 +238,7 @@ METHODS = ("nonzero", "masked_select", "unique", "unique_consecutive")
 FUNCTIONS = [f"torch.{name}" for name in METHODS]
 
 
-@rule(
+@Rule(
     "changing-shape",
     "warning",
     what="nonzero, unique, masked_select, `torch.where(mask)` and `x[mask]` in the step",
