@@ -455,8 +455,6 @@ class Scopes:
         self.loops: list[Site] = []
         self.jumps: list[Site] = []
         self.subscripts: list[Site] = []
-        self.leaves: list[Site] = []
-        """`return` and `raise`."""
         self.classes: list[Site] = []
         self._kept: dict[type, list[Site]] = {
             **{ast.Call: self.calls, ast.Subscript: self.subscripts, ast.ClassDef: self.classes},
@@ -464,7 +462,6 @@ class Scopes:
             **dict.fromkeys((ast.Assign, ast.AnnAssign, ast.NamedExpr), self.assigns),
             **dict.fromkeys(LOOPS, self.loops),
             **dict.fromkeys((ast.Break, ast.Continue), self.jumps),
-            **dict.fromkeys((ast.Raise, ast.Return), self.leaves),
         }
         self._annotations: list[Place] = []
         self._top: dict[ParsedCell, list[Site]] = {}
@@ -494,20 +491,6 @@ class Scopes:
         """Whether the cells themselves may bind a name anywhere, without `import *`."""
         scopes = (scope for scope in self.every if not isinstance(scope.node, ast.ClassDef))
         return any(name in scope.bindings for scope in scopes)
-
-    def references(self, name: str, scope: Scope) -> list[Site]:
-        """Return the reads of a name, also in annotations, that see the bindings in `scope`."""
-        annotated = (
-            (part, frame)
-            for node, frame in self._annotations
-            for part in ast.walk(node)
-            if isinstance(part, ast.Name) and part.id == name
-        )
-        return [
-            Site(node, frame)
-            for node, frame in (*self._loads.get(name, ()), *annotated)
-            if frame.scope.find(name) is scope
-        ]
 
     def needs(self, name: str) -> bool:
         """Whether a cell reads a name that neither it nor a cell above it binds."""

@@ -352,7 +352,7 @@ EXAMPLES: dict[str, Pair] = {
                     *("not rank < 0 and epoch % 2 == 0", "rank in (7, 0, 1, 2, 3, 4, 5, 6)"),
                     *("rank in range(8) and rank != 9", "rank not in {0, 1, 2, 3, 4, 5, 6, 7}"),
                     *("rank < xr.world_size()", "rank <= dist.get_world_size() - 1"),
-                    *("rank in range(world_size)", "rank in list(range(0, world_size))"),
+                    *("rank in range(world_size)"),
                     *("world_size == 1 and rank == 0", "not (xr.world_size() > 1 or rank != 0)"),
                     *("xr.world_size() > 1", "local_rank != -1"),
                 )
@@ -361,11 +361,6 @@ EXAMPLES: dict[str, Pair] = {
                 IMPORTS,
                 "%%tpu_train\nif xr.world_size() > 1:\n    pass\nelse:\n"
                 "    if rank == 0:\n        xm.rendezvous('x')",
-            ),
-            (
-                IMPORTS,
-                "%%tpu_train\nmembers = [*range(xr.world_size())]\n"
-                "if rank in members:\n    xm.rendezvous('x')",
             ),
             (
                 IMPORTS,

@@ -269,7 +269,6 @@ RANK_0 = "xm.mesh_reduce('loss', 1, sum)"
         ("for epoch in range(3):\n    if xr.global_ordinal() == 0:\n        {}", True),
         ("if not xr.global_ordinal():\n    {}", True),
         ("if xr.global_ordinal() < 1:\n    {}", True),
-        ("with torch.no_grad():\n    if xr.global_ordinal() == 0:\n        {}", True),
         ("def f(i):\n    if i == 0:\n        {}\ntorch_xla.launch(f)", True),
         ("def f(i):\n    i = min(i, 1)\n    if i == 0:\n        {}\ntorch_xla.launch(f)", False),
         ("with suppress(OSError):\n    if xr.global_ordinal() == 0:\n        {}", False),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpunb.notebook.lint.frameworks import ACCELERATE, FRAMEWORKS, PACKAGES, Framework
+from tpunb.notebook.lint.frameworks import FRAMEWORKS, PACKAGES, Framework
 from tpunb.notebook.scopes import (
     DEVICES,
     LAUNCHERS,
@@ -314,17 +314,12 @@ class NotebookIndex:
     @cached_property
     def fits(self) -> list[Fit]:
         """The calls that train with a framework: `trainer.fit(…)`."""
-        return list(_fits(self, FRAMEWORKS))
+        return list(_fits(self))
 
     @cached_property
     def trains(self) -> bool:
         """Whether the notebook has a training loop, its own or a framework's."""
         return bool(self.loops or self.fits)
-
-    @cached_property
-    def backward_by_accelerate(self) -> list[Fit]:
-        """The calls like `accelerator.backward(loss)`."""
-        return list(_fits(self, [ACCELERATE]))
 
     @cached_property
     def bases(self) -> dict[str, list[ast.expr]]:
@@ -517,9 +512,9 @@ class Fit:
     """The calls that constructed the trainer, as far as they are visible."""
 
 
-def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[Fit]:
+def _fits(notebook: NotebookIndex) -> Iterator[Fit]:
     """The calls that train: `trainer.train()`, `trainer.fit(…)`."""
-    for framework in frameworks:
+    for framework in FRAMEWORKS:
         starts = notebook.called.get(framework.start, ())
         for site in starts if notebook.imports(*framework.packages) else ():
             if not isinstance(site.call.func, ast.Attribute):
@@ -534,7 +529,7 @@ def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[
                 if isinstance(value.node, ast.Call)
                 and _makes(notebook, value.node.func, value, framework)
             ]
-            if makers or (not made and last_part(trainer).lower() == framework.usual):
+            if makers or (not made and last_part(trainer).lower() == "trainer"):
                 yield Fit(site, framework, makers)
 
 
@@ -545,4 +540,4 @@ def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Fram
         return any(_makes(notebook, base, site, framework) for base in notebook.bases[name])
     full = notebook.full(maker, site)
     known = not full or full.partition(".")[0] in framework.packages
-    return known and name not in notebook.functions and framework.makes(name)
+    return known and name not in notebook.functions and name.endswith("Trainer")

@@ -23,12 +23,6 @@ from tpunb.notebook.scopes import (
     literal,
 )
 
-TRANSPARENT = {
-    *("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "torch.autocast"),
-    "torch_xla.step",
-}
-"""Context managers that suppress no exceptions."""
-
 
 class Reachability:
     """The code that a run of the snapshot's train cell certainly executes."""
@@ -66,11 +60,6 @@ class Reachability:
         node = frame.node
         if isinstance(node, ast.For):
             return self._repeats(node, site)
-        if isinstance(node, ast.With):
-            managers = [item.context_expr for item in node.items]
-            calls = [part.func for part in managers if isinstance(part, ast.Call)]
-            known = all(self._notebook.full(call, site) in TRANSPARENT for call in calls)
-            return known and len(calls) == len(managers)
         return isinstance(node, ast.Module | ast.ClassDef | ast.If | Function)
 
     def _repeats(self, loop: ast.For, site: Site) -> bool:

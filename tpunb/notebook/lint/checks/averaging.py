@@ -143,7 +143,7 @@ def _reduces(notebook: NotebookIndex, own: Iterable[Site], shared: Iterable[Site
     """Whether the calls of one program average gradients, or a framework in them does; or each
     rank trains another part of the model, which it sends its results.
     """
-    fits = {id(fit.site.node) for fit in (*notebook.fits, *notebook.backward_by_accelerate)}
+    fits = {id(fit.site.node) for fit in notebook.fits}
     for site in own:
         full, name = notebook.full(site.call.func, site), last_part(site.call.func)
         if id(site.node) in fits or name in WRAPPERS or full in _SENDS:

@@ -143,7 +143,7 @@ def _host_sync_in_step(notebook: NotebookIndex) -> Iterator[Hit]:
     if not notebook.on_device:
         return
     for loop in notebook.loops:
-        tensors = _tensors(notebook, loop)
+        tensors = _tensors(loop)
         for site in [*loop.sites, *_called_once(notebook, loop)]:
             if _is_seldom(notebook, site, loop) or for_other_hardware(site):
                 continue
@@ -172,18 +172,13 @@ def _called_once(notebook: NotebookIndex, loop: Loop) -> list[Site]:
     ]
 
 
-def _tensors(notebook: NotebookIndex, loop: Loop) -> set[str]:
+def _tensors(loop: Loop) -> set[str]:
     """Names that certainly hold device tensors in a loop: those on which `.backward()` is called
     or that are passed to `accelerator.backward(loss)`.
     """
-    tensors = set()
-    given = {id(fit.site.node) for fit in notebook.backward_by_accelerate}
-    for site in loop.sites:
-        if id(site.node) in given:
-            tensors |= {dotted(part) for part in site.call.args[:1]}
-        elif last_part(site.call.func) == "backward":
-            tensors.add(owner(site))
-    return tensors - {""}
+    backward = [site for site in loop.sites if last_part(site.call.func) == "backward"]
+    passed = {dotted(part) for site in backward for part in site.call.args[:1]}
+    return (passed | {owner(site) for site in backward}) - {""}
 
 
 def _plain_uses(node: ast.expr) -> Iterator[str]:

@@ -124,13 +124,9 @@ class _Evaluator:
                 if None not in results:
                     return not ends
             case ast.List() | ast.Tuple() | ast.Set():
-                if len(node.elts) == 1 and isinstance(node.elts[0], ast.Starred):
-                    return value(node.elts[0].value)
                 return [value(part) for part in node.elts]
             case ast.Call() if self.notebook.full(node.func, site) == "range":
                 return range(*map(value, node.args))  # type: ignore[call-overload]
-            case ast.Call(args=[given]) if last_part(node.func) in ("list", "tuple", "set"):
-                return value(given)
             case ast.Name() | ast.Attribute() | ast.Call():
                 return self._of_name(node, site, depth)
         raise _UnknownError
