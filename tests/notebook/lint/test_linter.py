@@ -334,5 +334,5 @@ def test_nothing_is_found_twice() -> None:
     loader = "loader = DataLoader(train_data, 8, shuffle=True)"
     step = loop("print(loss.item(), y.sum().item(), loss)")
     findings = found(IMPORTS, loader, step, TRAIN, TRAIN)
-    seen = [(f.cell, f.line, f.rule, f.message) for f in findings]
-    assert len(seen) == len(set(seen)) > 3
+    seen = [(f.cell, f.line, f.rule) for f in findings]
+    assert len(seen) == len(set(seen)) >= 3

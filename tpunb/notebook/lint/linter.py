@@ -41,7 +41,8 @@ def lint(
     ranks: int | None = None,
     own: bool = False,
 ) -> list[Finding]:
-    """Return the findings in the order of the notebook; within a line, the most severe first.
+    """Return the findings in the order of the notebook; within a line, the most severe first. A
+    rule finds a line once.
 
     Nothing is run or imported. If there are train cells, the rules check the notebook as
     `%%tpu_train` runs each of them: what another train cell does is no evidence. Otherwise they
@@ -57,9 +58,9 @@ def lint(
     found: dict[_Key, Finding] = {}
     runs = _runs(cells, train, own)
     for run in runs:
-        index = NotebookIndex(run, held, backend, ranks or _cores(run[-1]))
+        notebook = NotebookIndex(run, held, backend, ranks or _cores(run[-1]))
         every = run == cells
-        found |= _check(index, [rule for rule in chosen if every or not rule.kernel], train)
+        found |= _check(notebook, [rule for rule in chosen if every or not rule.kernel], train)
     if cells not in runs:
         left = [rule for rule in chosen if rule.kernel or not runs]
         found |= _check(NotebookIndex(cells, held, backend, ranks), left, train)
@@ -70,12 +71,18 @@ def lint(
         for finding in _unknown_rules(cell, suppressions[cell.index])
     }
     outside = {cell.index for cell in cells if own and not cell.runs}
-    kept = [
-        (index, line, SEVERITIES.index(finding.severity), rule, message)
-        for (index, line, rule, message), finding in found.items()
-        if index not in outside and not suppressions[index].covers(rule, line)
-    ]
-    return [found[index, line, rule, message] for index, line, _, rule, message in sorted(kept)]
+    first: dict[tuple[int, int, str], Finding] = {}
+    for key in sorted(found, key=lambda key: _order(key, found[key])):
+        index, line, rule, _ = key
+        if index not in outside and not suppressions[index].covers(rule, line):
+            first.setdefault((index, line, rule), found[key])
+    return list(first.values())
+
+
+def _order(key: _Key, finding: Finding) -> tuple[int, int, int, bool, str, str]:
+    """The order of findings: by line, the most severe first."""
+    index, line, rule, message = key
+    return index, line, SEVERITIES.index(finding.severity), not finding.certain, rule, message
 
 
 def _runs(cells: list[ParsedCell], train: int | None, own: bool) -> list[list[ParsedCell]]:
