@@ -8,7 +8,6 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpunb.notebook.lint.frameworks import FRAMEWORKS, PACKAGES, Framework
 from tpunb.notebook.scopes import (
     DEVICES,
     LAUNCHERS,
@@ -49,6 +48,29 @@ _TPU_DEVICES: dict[BackendName, tuple[str | None, frozenset[str]]] = {
     "torch": (None, frozenset()),
 }
 """The name of the TPU device with each backend, and the calls that return the device."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A library whose `Trainer`, or class with such a name, has the training loop."""
+
+    name: str
+    packages: tuple[str, ...]
+    start: str
+    """The method of a trainer that starts the loop."""
+    steps: tuple[str, ...]
+    """Methods that the loop calls in each step."""
+
+
+FRAMEWORKS = (
+    Framework("transformers", ("transformers", "trl"), "train", ("compute_loss", "training_step")),
+    Framework("Lightning", ("lightning", "pytorch_lightning"), "fit", ("training_step",)),
+)
+PACKAGES = {
+    *("accelerate", "pytorch_lightning", "lightning", "fastai", "fastai2", "catalyst", "poutyne"),
+    *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),
+}
+"""Packages that reduce gradients, mark steps and shard data themselves."""
 
 
 class NotebookIndex:
@@ -315,11 +337,6 @@ class NotebookIndex:
     def fits(self) -> list[Fit]:
         """The calls that train with a framework: `trainer.fit(…)`."""
         return list(_fits(self))
-
-    @cached_property
-    def trains(self) -> bool:
-        """Whether the notebook has a training loop, its own or a framework's."""
-        return bool(self.loops or self.fits)
 
     @cached_property
     def bases(self) -> dict[str, list[ast.expr]]:

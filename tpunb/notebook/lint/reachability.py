@@ -97,7 +97,11 @@ class Reachability:
     def _called(self) -> set[int]:
         """The functions, by id(), that the run certainly calls."""
         called: set[int] = set()
-        calls = [site for site in self._notebook.sites.calls if site.cell.runs and _is_top(site)]
+        calls = [
+            site
+            for site in self._notebook.sites.calls
+            if site.cell.runs and site.frame.function is None
+        ]
         while calls:
             site = calls.pop()
             for function in self._target(site) if self._always(site) else ():
@@ -121,10 +125,6 @@ class Reachability:
         node = bindings[0].node if len(bindings) == 1 else None
         functions = [f for f in notebook.functions.get(called.id, ()) if f.node is node]
         return [f for f in functions if f.outer.cell.runs and _is_plain(f.node)]
-
-
-def _is_top(site: Site) -> bool:
-    return site.frame.function is None
 
 
 def _is_plain(node: ast.AST) -> bool:

@@ -94,10 +94,8 @@ def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
     rows = ["| rule | severity | for | finds | why | what to do |", "|---|---|---|---|---|---|"]
     for entry in RULES.values():
-        others: dict[str, list[str]] = {}
-        for name, fix in entry.fixes.items():
-            others.setdefault(fix, []).append(name)
-        fixes = "".join(f"; {', '.join(names)}: {fix}" for fix, names in others.items())
+        others = dict.fromkeys(entry.fixes.values())
+        fixes = "".join(f"; {', '.join(entry.fixes)}: {fix}" for fix in others)
         backends = (
             "all" if entry.backends == ANY else ", ".join(sorted(entry.backends, reverse=True))
         )

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tpunb.notebook.lint.checks.sites import for_other_hardware, owner, values_of, words
-from tpunb.notebook.lint.frameworks import PACKAGES
-from tpunb.notebook.lint.index import NotebookIndex
+from tpunb.notebook.lint.index import PACKAGES, NotebookIndex
 from tpunb.notebook.lint.rule_table import TPUS, XLA, Hit, Rule, without_xla
 from tpunb.notebook.scopes import LOOPS, XM, ParsedCell, Site, argument, dotted, last_part, literal
 

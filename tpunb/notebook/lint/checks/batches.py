@@ -99,7 +99,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     backends=TPUS,
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.on_device or not notebook.trains:
+    if not notebook.on_device or not (notebook.loops or notebook.fits):
         return
     if notebook.imports("accelerate") and "prepare" in notebook.called:
         return  # accelerate fills the last batch

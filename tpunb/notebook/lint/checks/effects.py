@@ -88,14 +88,11 @@ def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
         for site in notebook.sites.calls:
             if site not in program or site.place in on_xla:
                 continue
-            if (command := _changes_files(notebook, site)) and _on_every_rank(
-                notebook, program, site
-            ):
-                yield Hit(site, f"every core runs `{command}`")
-            name = constant(notebook, _written(notebook, site), site)
-            is_file = isinstance(name, str) and name and not name.startswith("/dev/")
-            if is_file and _on_every_rank(notebook, program, site):
-                yield Hit(site, f"every core writes {name!r}")
+            name, command = _written(notebook, site), _changes_files(notebook, site)
+            if (name or command) and _on_every_rank(notebook, program, site):
+                yield Hit(
+                    site, f"every core writes {name!r}" if name else f"every core runs `{command}`"
+                )
 
 
 _COMMANDS = re.compile(
@@ -139,17 +136,18 @@ _WRITING = (
 """Methods that write the file that is their first argument."""
 
 
-def _written(notebook: NotebookIndex, site: Site) -> ast.expr | None:
-    """The name of the file that a call writes."""
-    node = site.call
+def _written(notebook: NotebookIndex, site: Site) -> str:
+    """The name of the file that a call writes, if it is a constant."""
+    node, given = site.call, None
     full = notebook.full(node.func, site)
     if full in _WRITERS:
-        return argument(node, "f", _WRITERS[full])
-    if full == "open":
-        writes = set(str(literal(argument(node, "mode", 1)))) & set("wxa")
-        return argument(node, "file", 0) if writes else None
-    method = receiver(site) is not None and last_part(node.func) in _WRITING
-    return node.args[0] if method and node.args else None
+        given = argument(node, "f", _WRITERS[full])
+    elif full == "open" and set(str(literal(argument(node, "mode", 1)))) & set("wxa"):
+        given = argument(node, "file", 0)
+    elif receiver(site) is not None and last_part(node.func) in _WRITING and node.args:
+        given = node.args[0]
+    name = constant(notebook, given, site)
+    return name if isinstance(name, str) and not name.startswith("/dev/") else ""
 
 
 _ONE = ("main", "master", "first", "rank", "zero", "ordinal", "process", "once")

@@ -7,7 +7,6 @@ import ast
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.scopes import Site, dotted, literal
 
-TRIES = (ast.Try, ast.ExceptHandler)
 PLATFORM = ("cuda", "gpu", "tpu", "xla", "device", "cpu", "mps", "hardware", "accelerator")
 
 
@@ -37,7 +36,9 @@ def constant(notebook: NotebookIndex, node: ast.expr | None, site: Site) -> obje
 
 def is_tried(site: Site) -> bool:
     """Whether a site is in a `try` statement."""
-    return any(isinstance(frame.node, TRIES) for frame in site.frame.outward())
+    return any(
+        isinstance(frame.node, ast.Try | ast.ExceptHandler) for frame in site.frame.outward()
+    )
 
 
 def words(node: ast.AST) -> set[str]:
