@@ -10,21 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.notebook.lint.linter import RULES
-
-FACTS = {
-    "nprocs": "ValueError: Unsupported nprocs (8)",
-    "device-before-ranks": "RuntimeError: Runtime is already initialized.",
-    "device-number": "IndexError",
-    "cuda-amp": "torch.float32",
-    "fused-optimizer": "RuntimeError: `fused=True` requires all the params",
-    "compile-backend": "InductorError: KeyError: 'xla'",
-    "sampler-and-shuffle": "ValueError: sampler option is mutually exclusive with shuffle",
-    "torch-save-on-xla": "xla:0",
-    "load-to-xla": "RuntimeError: don't know how to restore data location",
-    "torch-checkpoint": "AttributeError: module 'torch' has no attribute 'xla'",
-}
-
 
 @pytest.mark.usefixtures("starts_processes")
 @pytest.mark.skipif(find_spec("torch_xla") is None, reason="needs torch_xla")
@@ -33,14 +18,6 @@ def test_torch_and_torch_xla_do_what_the_rules_say() -> None:
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     facts = json.loads(run.stdout.splitlines()[-1])
-    for rule, start in FACTS.items():
-        assert rule in RULES
-        assert facts[rule].startswith(start), rule
-    assert facts["cuda-call"] != "no error"
-    assert facts["cuda-bfloat16"].startswith("RuntimeError: Current CUDA Device does not support")
-    assert facts["data-parallel"] == []
+    assert facts["torch-save-on-xla"] == "xla:0"
     assert facts["optimizer-before-device"] == ["cpu", "xla", False]
-    assert facts["torch-checkpoint without reentry"] == facts["torch-checkpoint"]
-    assert facts["checkpoint of torch_xla"] == "no error"
     assert facts["changing-shape"] == [4]
-    assert facts["missing"] == ["get_ordinal", "xrt_world_size"]

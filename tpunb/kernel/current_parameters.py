@@ -22,9 +22,15 @@ from typing import Any, NamedTuple
 
 from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.convert.cells import parse_body
-from tpunb.notebook.convert.missing_changes import changed_names
 from tpunb.notebook.models import Script
-from tpunb.notebook.scopes import ParsedCell, Scopes, Site, changes_object, first_name
+from tpunb.notebook.scopes import (
+    ParsedCell,
+    Scopes,
+    Site,
+    changed_names,
+    changes_object,
+    first_name,
+)
 from tpunb.runs.spec import Block, Role
 from tpunb.utils import secrets
 from tpunb.utils.literals import literal, literal_of, shown, simple
@@ -250,7 +256,7 @@ class _ParameterReader:
         prelude = [block.role == "prelude" for block in self._blocks]
         for other, stores in self._elsewhere:
             names = []
-            for name in sorted(changed_names(other.source)):
+            for name in sorted(changed_names(parse_body(other.source)[0])):
                 made = [s.cell.index for s in self._stores if s.key == name]
                 above = max((at for at in made if prelude[at]), default=None)
                 keys = {s.key for s in stores if _is_of(s.key, name)}

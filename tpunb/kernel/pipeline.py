@@ -6,7 +6,6 @@ earlier in the background.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
@@ -31,8 +30,7 @@ from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.convert.fork_safety import static_reason
 from tpunb.notebook.convert.launch_calls import with_call
 from tpunb.notebook.files import cell_magics
-from tpunb.notebook.lint.checks.cells import NOT_RETURNED
-from tpunb.notebook.lint.checks.old_names import RETIRED
+from tpunb.notebook.lint.checks.cell_names import NOT_RETURNED
 from tpunb.notebook.lint.findings import SEVERITIES, Finding, LintError
 from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
     from tpunb.places.target import Target
 
 REPLICATE_OPTION = "--replicate"
-KNOWN_SINCE = (2, 9)
-"""The torch_xla version whose names lint knows: an older one may have names that are gone."""
 MOST_FINDINGS = 3
 """Findings about the train cell that are shown before the run."""
 
@@ -69,12 +65,9 @@ class PreparedNotebook:
     removed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables that the prelude's cells removed in the kernel, and their values."""
 
-    def raise_for_lint(self, world_size: int) -> None:
-        """Raise LintError if a run with this many ranks would certainly fail."""
-        certain = [f for f in self.findings if f.certain and (world_size > 1 or not f.several)]
-        if _torch_xla_version() < KNOWN_SINCE:
-            certain = [finding for finding in certain if finding.rule != RETIRED]
-        if certain:
+    def raise_for_lint(self) -> None:
+        """Raise LintError if a run would certainly fail."""
+        if certain := [finding for finding in self.findings if finding.certain]:
             raise LintError(certain)
 
     def lint_notes(self) -> Iterator[str]:
@@ -180,15 +173,6 @@ def _lint(
     return PreparedNotebook(snapshot, script, reason, tuple(findings))
 
 
-def _torch_xla_version() -> tuple[int, ...]:
-    """Return the major and minor version from the package's metadata, without an import."""
-    try:
-        version = importlib.metadata.version("torch_xla")
-    except importlib.metadata.PackageNotFoundError:
-        return ()
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-
-
 @dataclass(frozen=True)
 class RunRequest:
     """Everything that is decided before a run starts."""
@@ -246,10 +230,6 @@ class RunRequest:
         shared = self.target.checkpoints(run_id)
         saved = {} if shared is None else {env_vars.CHECKPOINTS: shared}
         return {**saved, **self.env, **self.restored}
-
-    def raise_for_lint(self) -> None:
-        """Raise LintError if the run would certainly fail."""
-        self.notebook.raise_for_lint(self.world_size)
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
         """Yield the notes that are shown before the run begins, first its cost."""

@@ -57,7 +57,7 @@ class Runs:
         """
         from tpunb.notebook.convert import redaction
 
-        request.raise_for_lint()
+        request.notebook.raise_for_lint()
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
         cost.confirm(request.target, request.options, ask, yes)

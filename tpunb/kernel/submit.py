@@ -111,7 +111,7 @@ def print_manifest(
     backend = choice.backend
     ranks = settings.slice.hosts * jobset.ranks_of_host(settings, backend)
     prepared = pipeline.prepare_file(snapshot, replicate=False, backend=backend, ranks=ranks)
-    prepared.raise_for_lint(ranks)
+    prepared.raise_for_lint()
     if options.cores not in (None, "all", ranks):
         raise TpunbError(
             f"--cores {options.cores}: place {place} has {ranks}, which start together"

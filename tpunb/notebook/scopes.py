@@ -455,8 +455,6 @@ class Scopes:
         self.loops: list[Site] = []
         self.jumps: list[Site] = []
         self.subscripts: list[Site] = []
-        self.leaves: list[Site] = []
-        """`return` and `raise`."""
         self.classes: list[Site] = []
         self._kept: dict[type, list[Site]] = {
             **{ast.Call: self.calls, ast.Subscript: self.subscripts, ast.ClassDef: self.classes},
@@ -464,7 +462,6 @@ class Scopes:
             **dict.fromkeys((ast.Assign, ast.AnnAssign, ast.NamedExpr), self.assigns),
             **dict.fromkeys(LOOPS, self.loops),
             **dict.fromkeys((ast.Break, ast.Continue), self.jumps),
-            **dict.fromkeys((ast.Raise, ast.Return), self.leaves),
         }
         self._annotations: list[Place] = []
         self._top: dict[ParsedCell, list[Site]] = {}
@@ -483,13 +480,6 @@ class Scopes:
             for node, frame in self._attributes.get(name, ())
         ]
 
-    def close(self) -> None:
-        """Break the reference cycles between functions and their nodes, which frees all trees."""
-        for function in self.functions:
-            function.sites.clear()
-        for scope in self.every:
-            scope.bindings.clear()
-
     # Bindings and references
 
     def bindings(self, name: str, scope: Scope) -> list[Binding]:
@@ -502,20 +492,6 @@ class Scopes:
         scopes = (scope for scope in self.every if not isinstance(scope.node, ast.ClassDef))
         return any(name in scope.bindings for scope in scopes)
 
-    def references(self, name: str, scope: Scope) -> list[Site]:
-        """Return the reads of a name, also in annotations, that see the bindings in `scope`."""
-        annotated = (
-            (part, frame)
-            for node, frame in self._annotations
-            for part in ast.walk(node)
-            if isinstance(part, ast.Name) and part.id == name
-        )
-        return [
-            Site(node, frame)
-            for node, frame in (*self._loads.get(name, ()), *annotated)
-            if frame.scope.find(name) is scope
-        ]
-
     def needs(self, name: str) -> bool:
         """Whether a cell reads a name that neither it nor a cell above it binds."""
         bound = {one.frame.cell for one in self.globals.bindings.get(name, ())}
@@ -524,6 +500,23 @@ class Scopes:
             site.scope.find(name) in (None, self.globals) and site.cell in self.cells[:first]
             for site in self.loads(name)
         )
+
+    def unbound(self) -> Iterator[tuple[Site, list[Binding]]]:
+        """Yield the reads of names that no cell binds, and those at the top level of a cell that
+        only code below binds, with these bindings. Builtins are such names, too.
+        """
+        for name, places in self._loads.items():
+            bindings = [one for one in self.globals.bindings.get(name, ()) if not one.changes]
+            for node, frame in places:
+                home, site = frame.scope.find(name), Site(node, frame)
+                if home is None:
+                    yield site, []
+                elif (
+                    home is self.globals
+                    and (not bindings or frame.function is None)
+                    and all(Site(one.node, one.frame).place > site.place for one in bindings)
+                ):
+                    yield site, bindings
 
     def reads(self, owner: ParsedCell | DefinedFunction) -> list[Site]:
         """Return the reads of global names in code at the top level of a cell, or in a function, in

@@ -6,20 +6,6 @@ import pytest
 
 from tests.notebook.convert.notebooks import notebook
 from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.missing_changes import changed_names
-
-CHANGES = {
-    "a.b.fill_(0)\nc.items.append(1)": {"a", "c"},
-    "%%tpu_debug\na.append(1)": {"a"},
-    "%cd there\na.sort()": {"a"},
-    "not python": set(),
-}
-
-
-@pytest.mark.parametrize(("source", "names"), CHANGES.items())
-def test_what_a_cell_changes(source: str, names: set[str]) -> None:
-    assert changed_names(source) == names
-
 
 MADE = "model = {}\nitems = []"
 NOT_RUN = "%%tpu_train --returns model\nmodel.update(a=1)"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Container, Iterable, Iterator
 
-from tpunb.notebook import scopes
 from tpunb.notebook.convert.cells import parse_body
 from tpunb.notebook.convert.names import LeftOutCell, RunCells, missing_returns
 from tpunb.notebook.models import Absent, LeftOut, MissingChange
@@ -21,6 +20,7 @@ from tpunb.notebook.scopes import (
     ParsedCell,
     Scopes,
     Site,
+    changed_names,
     first_name,
 )
 
@@ -52,14 +52,10 @@ def find_missing_changes(
 
 def _gone(cell: LeftOutCell) -> Iterator[tuple[str, Absent | None]]:
     if cell.reason is LeftOut.LAUNCH:
-        yield from ((name, None) for name in changed_names(cell.source) - cell.got.names)
+        changed = changed_names(parse_body(cell.source)[0])
+        yield from ((name, None) for name in changed - cell.got.names)
     else:
         yield from missing_returns(cell).items()
-
-
-def changed_names(source: str) -> set[str]:
-    """Return names that a cell assigns, or whose objects it changes; none if it is invalid."""
-    return scopes.changed_names(parse_body(source)[0])
 
 
 class _Reads:

@@ -33,8 +33,6 @@ class Finding:
     fix: str
     certain: bool = False
     """True if the run certainly reaches this line and fails there."""
-    several: bool = False
-    """True if it fails only with several ranks."""
     own: bool = False
     """True if it is about the snapshot's train cell: in it, in a function that it calls, or about
     its values."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpunb.notebook.lint.frameworks import ACCELERATE, FRAMEWORKS, PACKAGES, Framework
 from tpunb.notebook.scopes import (
     DEVICES,
     LAUNCHERS,
@@ -22,16 +21,12 @@ from tpunb.notebook.scopes import (
     Site,
     argument,
     dotted,
-    imported,
     last_part,
     literal,
     packages,
 )
 from tpunb.runs.spec import BackendName
 
-DEVICE_LOADERS = {"MpDeviceLoader", "ParallelLoader", "per_device_loader"}
-DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
-"""Class whose objects pass such a loader to the function that they run."""
 RANKS = re.compile(
     r"(local_|global_|world_|proc_|process_)?(rank|ordinal)|(get_)?(local_|global_)?(rank|ordinal)"
     r"|is_master(_ordinal)?|is_(local_|world_|global_)?(main|master)_process|is_main|is_global_zero"
@@ -47,13 +42,35 @@ RANK_CALLS = {
     "torch_xla.runtime.process_index",
     "torch.distributed.get_rank",
 }
-CORES = re.compile(r"--cores[ =]+1\b")
 _TPU_DEVICES: dict[BackendName, tuple[str | None, frozenset[str]]] = {
     "xla": ("xla", frozenset({"torch_xla.device", f"{XM}.xla_device"})),
     "torchtpu": ("tpu", frozenset({"torch.accelerator.current_accelerator"})),
     "torch": (None, frozenset()),
 }
 """The name of the TPU device with each backend, and the calls that return the device."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A library whose `Trainer`, or class with such a name, has the training loop."""
+
+    name: str
+    packages: tuple[str, ...]
+    start: str
+    """The method of a trainer that starts the loop."""
+    steps: tuple[str, ...]
+    """Methods that the loop calls in each step."""
+
+
+FRAMEWORKS = (
+    Framework("transformers", ("transformers", "trl"), "train", ("compute_loss", "training_step")),
+    Framework("Lightning", ("lightning", "pytorch_lightning"), "fit", ("training_step",)),
+)
+PACKAGES = {
+    *("accelerate", "pytorch_lightning", "lightning", "fastai", "fastai2", "catalyst", "poutyne"),
+    *("fastai_xla_extensions", "ignite", "composer", "trl", "lightning_fabric"),
+}
+"""Packages that reduce gradients, mark steps and shard data themselves."""
 
 
 class NotebookIndex:
@@ -68,7 +85,7 @@ class NotebookIndex:
     ) -> None:
         self.cells = cells
         self.ranks = ranks
-        """The number of ranks; None if it is not known."""
+        """The number of ranks of the run; None if it is not known."""
         self.backend: BackendName = backend
         self.held = held
         self.sites = Scopes(cells)
@@ -85,10 +102,6 @@ class NotebookIndex:
             if full:
                 self.named.setdefault(full, []).append(site)
         self.has_train = any(cell.part == "train" for cell in cells)
-
-    def close(self) -> None:
-        """Break the reference cycles between functions and their calls, which frees all trees."""
-        self.sites.close()
 
     # Names and values
 
@@ -166,22 +179,6 @@ class NotebookIndex:
             for value in values
         )
 
-    def mentions(self, *names: str) -> bool:
-        """Whether one of these full names is called or used in any other way."""
-        if any(name in self.named for name in names):
-            return True
-        lasts = {name.rpartition(".")[2] for name in names}
-        return any(
-            isinstance(site.node, ast.Attribute) and self.full(site.node, site) in names
-            for site in self.sites.attributes(*lasts)
-        ) or any(full in names for site in self.sites.imports for _, full in imported(site.node))
-
-    def targets(self, site: Site) -> list[DefinedFunction]:
-        """The functions of the notebook that a call may run: `f()` runs a function named f,
-        `x.f()` a method named f.
-        """
-        return self.sites.targets(site.call)
-
     def names_of(self, value: ast.AST) -> list[str]:
         """The names to which a value is assigned."""
         return self._names.get(id(value), [])
@@ -220,37 +217,26 @@ class NotebookIndex:
 
     @cached_property
     def runs_on_tpu(self) -> bool:
-        """Whether anything indicates a TPU: torch_xla, a train cell, a launcher, Lightning's
-        `accelerator="tpu"`.
-        """
-        asks = self._asks_for_tpu or self.backend == "torchtpu"
-        return self.xla or self.has_train or bool(self.launches) or asks
-
-    @cached_property
-    def _asks_for_tpu(self) -> bool:
-        return any(
-            word.arg in ("tpu_cores", "num_tpu_cores") or literal(word.value) in ("tpu", "xla-tpu")
-            for name in ("Trainer", "Fabric", "Parallel")
-            for site in self.called.get(name, ())
-            for word in site.call.keywords
-        )
+        """Whether anything indicates a TPU: torch_xla, TorchTPU, a train cell, a launcher."""
+        return self.native or self.has_train or bool(self.launches)
 
     @cached_property
     def on_device(self) -> bool:
         """Whether the notebook trains on a TPU device, chosen by itself or by a framework."""
-        own = self.native and bool(self.device_uses)
+        own = self.native and self.uses_device
         return own or (self.managed and self.runs_on_tpu)
 
     @cached_property
-    def device_uses(self) -> list[Site]:
-        """The calls that start the runtime of the TPU device, in order."""
-        uses = [site for name in DEVICES for site in self.named.get(name, ())]
+    def uses_device(self) -> bool:
+        """Whether a call starts the runtime of the TPU device."""
+        if any(name in self.named for name in DEVICES):
+            return True
         for name in ("to", "zeros", "ones", "tensor", "randn", "rand", "empty", "full", "arange"):
             for site in self.called.get(name, ()):
                 target = argument(site.call, "device", 0 if name == "to" else None)
                 if target is not None and self.is_tpu_device(target, site):
-                    uses.append(site)
-        return sorted(uses, key=lambda site: site.place)
+                    return True
+        return False
 
     @cached_property
     def data_loaders(self) -> list[Site]:
@@ -270,32 +256,10 @@ class NotebookIndex:
         return sorted(launches, key=lambda site: site.place)
 
     @cached_property
-    def multi(self) -> bool:
-        """Whether the notebook runs on several cores, with one process for each."""
-        if self.spmd or self.ranks == 1:
-            return False
-        trains = [cell for cell in self.cells if cell.part == "train"]
-        if trains:
-            return not all(map(self.alone, trains))
-        return any(not self.one_process(site) for site in self.launches)
-
-    @cached_property
-    def spmd(self) -> bool:
-        """Whether the notebook uses torch_xla's SPMD mode: one process drives all cores."""
-        return bool(self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"})
-
-    def alone(self, train: ParsedCell) -> bool:
-        """Whether a train cell runs on one core."""
-        return (CORES.search(train.lines[0]) is not None) if self.ranks is None else self.ranks == 1
-
-    def one_process(self, launch: Site) -> bool:
-        """Whether a launcher is called for a single process."""
-        if self.ranks == 1:
-            return True
-        for word in ("nprocs", "num_processes", "cores"):
-            if literal(argument(launch.call, word)) == 1:
-                return True
-        return literal(argument(launch.call, "debug_single_process")) is True
+    def several(self) -> bool:
+        """Whether several ranks run the notebook's programs."""
+        spmd = self.called.keys() & {"use_spmd", "mark_sharding", "use_fsdp_v2"}  # one process
+        return self.ranks != 1 and not spmd and bool(self.programs)
 
     @cached_property
     def programs(self) -> list[Program]:
@@ -311,11 +275,10 @@ class NotebookIndex:
                     if any(site.cell is cell for site in self.sites.loads(name))
                     for function in self._named[name]
                 ]
-                programs.append(Program(cell, self._reached(called + named), self.alone(cell)))
+                programs.append(Program(cell, self._reached(called + named)))
         for site in self.launches:
-            if not any(site in program for program in programs):
-                launched = self._reached(self.sites.launched(site.call))
-                programs.append(Program(None, launched, self.one_process(site)))
+            if not _for_one_process(site.call) and not any(site in program for program in programs):
+                programs.append(Program(None, self._reached(self.sites.launched(site.call))))
         return programs
 
     def _reached(self, todo: list[DefinedFunction]) -> set[int]:
@@ -373,17 +336,7 @@ class NotebookIndex:
     @cached_property
     def fits(self) -> list[Fit]:
         """The calls that train with a framework: `trainer.fit(…)`."""
-        return list(_fits(self, FRAMEWORKS))
-
-    @cached_property
-    def trains(self) -> bool:
-        """Whether the notebook has a training loop, its own or a framework's."""
-        return bool(self.loops or self.fits)
-
-    @cached_property
-    def backward_by_accelerate(self) -> list[Fit]:
-        """The calls like `accelerator.backward(loss)`."""
-        return list(_fits(self, [ACCELERATE]))
+        return list(_fits(self))
 
     @cached_property
     def bases(self) -> dict[str, list[ast.expr]]:
@@ -393,10 +346,6 @@ class NotebookIndex:
             for site in self.sites.classes
             if isinstance(site.node, ast.ClassDef)
         }
-
-    def device_loader(self) -> bool:
-        """Whether the notebook loads batches through torch_xla's own loaders."""
-        return DATA_PARALLEL in self.named or any(name in self.called for name in DEVICE_LOADERS)
 
     # Ranks
 
@@ -433,6 +382,12 @@ class NotebookIndex:
         return None
 
 
+def _for_one_process(launch: ast.Call) -> bool:
+    """Whether a launcher is called for a single process."""
+    sizes = (literal(argument(launch, word)) for word in ("nprocs", "num_processes", "cores"))
+    return 1 in sizes or literal(argument(launch, "debug_single_process")) is True
+
+
 def _compared(test: ast.expr) -> Iterator[ast.AST]:
     """Yield the nodes of a condition, except comparisons whose result is the same on all ranks:
     with None ("is it set?") and with -1 ("one process only").
@@ -458,8 +413,6 @@ class Program:
     """The train cell; None for a function that is launched from elsewhere."""
     functions: set[int]
     """The functions that it reaches by name, by their node's id()."""
-    alone: bool
-    """True if there is only one rank."""
 
     def __contains__(self, site: Site) -> bool:
         """Whether ranks run a site."""
@@ -514,11 +467,12 @@ def _training_loops(notebook: NotebookIndex) -> list[Loop]:
 def _steps(notebook: NotebookIndex) -> list[Loop]:
     """The functions that a framework calls in each step, as loops."""
     loops = []
-    for function in _step_functions(notebook):
-        if function.calls:
-            *_, body = function.calls[0].frame.outward()
-            sites = tuple(function.calls)
-            loops.append(Loop(body, sites, tuple(_calls_reached(notebook, sites))))
+    for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
+        for function in notebook.functions.get(name, ()):
+            if function.method_of is not None and function.calls:
+                *_, body = function.calls[0].frame.outward()
+                sites = tuple(function.calls)
+                loops.append(Loop(body, sites, tuple(_calls_reached(notebook, sites))))
     return loops
 
 
@@ -537,7 +491,7 @@ def _loops_around(
     if len(seen) > 4 or len(notebook.functions[function.name]) > 1:
         return
     for caller in notebook.called.get(function.name, ()):
-        if function in notebook.targets(caller):
+        if function in notebook.sites.targets(caller.call):
             _loops_around(notebook, caller, loops, seen)
 
 
@@ -557,7 +511,7 @@ def _calls_reached(notebook: NotebookIndex, sites: Iterable[Site]) -> list[Site]
     entered: set[int] = set()
     todo = list(sites)
     while todo:
-        for function in notebook.targets(todo.pop()):
+        for function in notebook.sites.targets(todo.pop().call):
             if id(function) not in entered:
                 entered.add(id(function))
                 calls += function.calls
@@ -571,49 +525,29 @@ class Fit:
 
     site: Site
     framework: Framework
+    makers: list[Site]
+    """The calls that constructed the trainer, as far as they are visible."""
 
 
-def _fits(notebook: NotebookIndex, frameworks: Sequence[Framework]) -> Iterator[Fit]:
-    """The calls that train: `trainer.train()`, `trainer.fit(…)`, `trainer.run(loader)`,
-    `learn.fit_one_cycle(…)`.
-    """
-    for framework in frameworks:
-        if notebook.imports(*framework.packages):
-            for name in framework.methods:
-                for site in notebook.called.get(name, ()):
-                    function = site.call.func
-                    if isinstance(function, ast.Attribute) and _is_made(
-                        notebook, function.value, site, framework
-                    ):
-                        yield Fit(site, framework)
-
-
-def makers(notebook: NotebookIndex, fit: Fit) -> list[Site]:
-    """Return the calls that constructed the trainer, as far as they are visible."""
-    function = fit.site.call.func
-    name = dotted(function.value) if isinstance(function, ast.Attribute) else ""
-    values = notebook.values(name, fit.site.frame) if name else []
-    return [
-        value
-        for value in values
-        if isinstance(value.node, ast.Call)
-        and _makes(notebook, value.node.func, value, fit.framework)
-    ]
-
-
-def _is_made(notebook: NotebookIndex, node: ast.expr, site: Site, framework: Framework) -> bool:
-    """Whether an expression is a framework's trainer."""
-    if isinstance(node, ast.Call):
-        return _makes(notebook, node.func, site, framework)
-    if not (name := dotted(node)):
-        return False
-    values = notebook.values(name, site.frame)
-    if values:
-        return any(
-            isinstance(value.node, ast.Call) and _makes(notebook, value.node.func, value, framework)
-            for value in values
-        )
-    return name.rpartition(".")[2].lower() in framework.usual
+def _fits(notebook: NotebookIndex) -> Iterator[Fit]:
+    """The calls that train: `trainer.train()`, `trainer.fit(…)`."""
+    for framework in FRAMEWORKS:
+        starts = notebook.called.get(framework.start, ())
+        for site in starts if notebook.imports(*framework.packages) else ():
+            if not isinstance(site.call.func, ast.Attribute):
+                continue
+            trainer = site.call.func.value
+            made = [Site(trainer, site.frame)]
+            if not isinstance(trainer, ast.Call):
+                made = notebook.values(dotted(trainer), site.frame)
+            makers = [
+                value
+                for value in made
+                if isinstance(value.node, ast.Call)
+                and _makes(notebook, value.node.func, value, framework)
+            ]
+            if makers or (not made and last_part(trainer).lower() == "trainer"):
+                yield Fit(site, framework, makers)
 
 
 def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Framework) -> bool:
@@ -623,15 +557,4 @@ def _makes(notebook: NotebookIndex, maker: ast.expr, site: Site, framework: Fram
         return any(_makes(notebook, base, site, framework) for base in notebook.bases[name])
     full = notebook.full(maker, site)
     known = not full or full.partition(".")[0] in framework.packages
-    return known and name not in notebook.functions and framework.makes(name)
-
-
-def _step_functions(notebook: NotebookIndex) -> Iterator[DefinedFunction]:
-    """The functions of the notebook that a framework calls in each step."""
-    for name in dict.fromkeys(name for fit in notebook.fits for name in fit.framework.steps):
-        yield from (f for f in notebook.functions.get(name, ()) if f.method_of is not None)
-    for site in notebook.calls_of("ignite.engine.Engine", "ignite.engine.engine.Engine"):
-        for given in site.call.args[:1]:
-            for function in notebook.functions.get(last_part(given), ()):
-                if any(last_part(one.call.func) == "backward" for one in function.calls):
-                    yield function
+    return known and name not in notebook.functions and name.endswith("Trainer")

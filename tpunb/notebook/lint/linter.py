@@ -8,26 +8,28 @@ a line above the cell's first statement it applies to the cell.
 from __future__ import annotations
 
 import ast
-import gc
 import io
 import re
 import tokenize
-from collections.abc import Collection, Container, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Container, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from tpunb.notebook.lint import checks as checks  # fills the table of rules
 from tpunb.notebook.lint.findings import SEVERITIES, Finding
 from tpunb.notebook.lint.index import NotebookIndex
 from tpunb.notebook.lint.reachability import Reachability
-from tpunb.notebook.lint.rules import RULES, Hit, Rule
-from tpunb.notebook.models import Cell, Snapshot
+from tpunb.notebook.lint.rule_table import RULES, Hit, Rule
+from tpunb.notebook.models import Snapshot
 from tpunb.notebook.parsing import parse_cells
 from tpunb.notebook.scopes import ParsedCell, Site
 from tpunb.runs.spec import BackendName
 
 UNKNOWN = "unknown-rule"
 """The rule that reports an ignore comment with an unknown rule id."""
+_CORES = re.compile(r"%%tpu_train\b.*?--cores[ =]+(\d+)\b")
+
+_Key = tuple[int, int, str, str]
+"""Cell, line, rule and message: what is found once."""
 
 
 def lint(
@@ -39,7 +41,8 @@ def lint(
     ranks: int | None = None,
     own: bool = False,
 ) -> list[Finding]:
-    """Return the findings in the order of the notebook; within a line, the most severe first.
+    """Return the findings in the order of the notebook; within a line, the most severe first. A
+    rule finds a line once.
 
     Nothing is run or imported. If there are train cells, the rules check the notebook as
     `%%tpu_train` runs each of them: what another train cell does is no evidence. Otherwise they
@@ -47,148 +50,113 @@ def lint(
 
     `held`: names whose values the kernel passes to the run. `rules`: the ids of the rules that are
     run. `backend`: what the notebook trains with; rules of other backends are not run. `ranks`: the
-    number of ranks, if it is known. `own`: only findings about the snapshot's own train cell, and
-    about the cells that run before it.
+    number of ranks, if it is known; otherwise a train cell's `--cores` says it. `own`: only
+    findings in the cells that the run of the snapshot's own train cell executes.
     """
-    rules = [name for name in RULES if name in rules and backend in RULES[name].backends]
-    cells = parse_cells(snapshot)
-    of_runs = [name for name in rules if not RULES[name].kernel]
-    with _without_collector():
-        runs = _runs(cells, snapshot.train, own)
-        if runs == [cells]:
-            runs = []  # all are of the one run
-        whole = [name for name in rules if not runs or name not in of_runs]
-        found = _lint(cells, whole, backend, held, snapshot.train, ranks)
-        for run in runs:
-            known = _lint(run, of_runs, backend, held, snapshot.train, ranks)
-            found = {**known, **found} if run[-1].index != snapshot.train else {**found, **known}
-        if own:
-            others = {c.number for c in cells if c.part == "train" and c.index != snapshot.train}
-            found = {key: each for key, each in found.items() if each.cell not in others}
-        findings = [found[key] for key in sorted(found)]
-        written = [cell for cell in snapshot.cells if _writes_module(cell)]
-        for cell in written:
-            findings += _lint_module(snapshot, cell, rules, backend)
-        numbers = {each.number: at for at, each in enumerate(cells)}
-    return sorted(findings, key=lambda f: numbers[f.cell or 0]) if written else findings
+    cells, train = parse_cells(snapshot), snapshot.train
+    chosen = [rule for rule in RULES.values() if rule.id in rules and backend in rule.backends]
+    found: dict[_Key, Finding] = {}
+    runs = _runs(cells, train, own)
+    for run in runs:
+        notebook = NotebookIndex(run, held, backend, ranks or _cores(run[-1]))
+        every = run == cells
+        found |= _check(notebook, [rule for rule in chosen if every or not rule.kernel], train)
+    if cells not in runs:
+        left = [rule for rule in chosen if rule.kernel or not runs]
+        found |= _check(NotebookIndex(cells, held, backend, ranks), left, train)
+    suppressions = {cell.index: _read_suppressions(cell) for cell in cells}
+    found |= {
+        (cell.index, finding.line, UNKNOWN, finding.message): finding
+        for cell in cells
+        for finding in _unknown_rules(cell, suppressions[cell.index])
+    }
+    outside = {cell.index for cell in cells if own and not cell.runs}
+    first: dict[tuple[int, int, str], Finding] = {}
+    for key in sorted(found, key=lambda key: _order(key, found[key])):
+        index, line, rule, _ = key
+        if index not in outside and not suppressions[index].covers(rule, line):
+            first.setdefault((index, line, rule), found[key])
+    return list(first.values())
+
+
+def _order(key: _Key, finding: Finding) -> tuple[int, int, int, bool, str, str]:
+    """The order of findings: by line, the most severe first."""
+    index, line, rule, message = key
+    return index, line, SEVERITIES.index(finding.severity), not finding.certain, rule, message
 
 
 def _runs(cells: list[ParsedCell], train: int | None, own: bool) -> list[list[ParsedCell]]:
-    """The cells of each run: a train cell and the prelude above it; with `own`, of one run."""
+    """The cells of each run: a train cell and the prelude above it; with `own`, of one run. The
+    snapshot's own is the last.
+    """
+    ends = [c for c in cells if c.part == "train" and (c.index == train or not own)]
     return [
         [c for c in cells if c is end or (c.part == "prelude" and c.index < end.index)]
-        for end in cells
-        if end.part == "train" and (not own or end.index == train)
+        for end in sorted(ends, key=lambda cell: cell.index == train)
     ]
 
 
-def _writes_module(cell: Cell) -> bool:
-    head = cell.source.lstrip().partition("\n")[0].split()
-    return (
-        cell.kind == "code"
-        and len(head) > 1
-        and (head[0] in ("%%writefile", "%%file") and head[-1].endswith(".py"))
-    )
+def _cores(train: ParsedCell) -> int | None:
+    """The number of ranks that a train cell asks for itself."""
+    match = next(filter(None, map(_CORES.match, train.lines)), None)
+    return None if match is None else int(match[1])
 
 
-def _lint_module(
-    snapshot: Snapshot, cell: Cell, rules: Collection[str], backend: BackendName
-) -> Iterator[Finding]:
-    """Check the module that a `%%writefile` cell writes, as a separate program."""
-    source = re.sub(r"^(\s*)%%", r"\1# %%", cell.source, count=1)
-    [number] = [each.number for each in parse_cells(snapshot) if each.index == cell.index]
-    alone = replace(cell, source=source, index=0, number=number, tags=())
-    program = parse_cells(Snapshot((alone,), None, None, "a module"))
-    for _, finding in sorted(_lint(program, rules, backend).items()):
-        yield replace(finding, certain=False)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Switch garbage collection off: scanning the many live AST nodes takes half of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
-def _lint(
-    cells: list[ParsedCell],
-    rules: Collection[str],
-    backend: BackendName,
-    held: Container[str] = (),
-    train: int | None = None,
-    ranks: int | None = None,
-) -> dict[tuple[int, int, int, str, str], Finding]:
-    """Run rules on cells. The findings are keyed by cell, line, severity, rule and message."""
-    notebook = NotebookIndex(cells, held, backend, ranks)
+def _check(
+    notebook: NotebookIndex, rules: Iterable[Rule], train: int | None
+) -> dict[_Key, Finding]:
+    """Run rules on the cells of a notebook. `train`: the snapshot's own train cell."""
     reachability = Reachability(notebook)
-    suppressions = {cell.index: _read_suppressions(cell) for cell in cells}
-    findings: dict[tuple[int, int, int, str, str], Finding] = {}
-    for rule in (RULES[name] for name in rules):
+    found: dict[_Key, Finding] = {}
+    for rule in rules:
+        if rule.several and not notebook.several:
+            continue
         for hit in rule.check(notebook):
-            if hit.cell.part == "kernel" and not rule.kernel:
-                continue
-            finding = _finding(rule, hit, reachability, *_place(notebook, hit, train))
-            if hit.fix is None and backend in rule.fixes:
-                finding = replace(finding, fix=rule.fixes[backend])
-            if not suppressions[hit.cell.index].covers(rule.id, finding.line):
-                worst = SEVERITIES.index(finding.severity)
-                key = (hit.cell.index, finding.line, worst, rule.id, finding.message)
-                findings.setdefault(key, finding)
-    for cell in cells:
-        for line, name in suppressions[cell.index].named:
-            if name not in RULES:
-                findings[cell.index, line, len(SEVERITIES), UNKNOWN, name] = Finding(
-                    UNKNOWN,
-                    "hint",
-                    cell.number,
-                    line,
-                    f"there is no rule {name!r} to ignore",
-                    "remove it, or use the id of a rule in docs/lint.md",
-                    source=cell.lines[line - 1],
-                )
-    notebook.close()
-    return findings
+            if hit.cell.part != "kernel" or rule.kernel:
+                finding = _finding(rule, hit, notebook, reachability, train)
+                found.setdefault((hit.cell.index, finding.line, rule.id, hit.message), finding)
+    return found
 
 
-def _place(notebook: NotebookIndex, hit: Hit, train: int | None) -> tuple[bool, bool]:
-    """Whether a hit is about the snapshot's train cell, and whether it is below that cell."""
-    if train is None:
-        return False, False
-    programs = [p for p in notebook.programs if p.cell is not None and p.cell.index == train]
-    reached = isinstance(hit.at, Site) and any(hit.at in program for program in programs)
-    cell = hit.cell if hit.about is None else hit.about
-    return reached or cell.index == train, hit.cell.index > train
-
-
-def _finding(rule: Rule, hit: Hit, reachability: Reachability, own: bool, below: bool) -> Finding:
-    cell = hit.cell
+def _finding(
+    rule: Rule,
+    hit: Hit,
+    notebook: NotebookIndex,
+    reachability: Reachability,
+    train: int | None,
+) -> Finding:
+    cell, severity = hit.cell, hit.severity or rule.severity
     line = min(max(hit.line, 1), len(cell.lines))
-    severity = hit.severity or rule.severity
     certain = (
         severity == "error"
         and hit.certain
         and isinstance(hit.at, Site)
         and reachability.reaches(hit.where or hit.at)
-        and reachability.names_are_sure(hit.at, of_object=hit.of_object)
+        and reachability.names_are_sure(hit.at)
     )
+    programs = [p for p in notebook.programs if p.cell is not None and p.cell.index == train]
+    reached = isinstance(hit.at, Site) and any(hit.at in program for program in programs)
     return Finding(
         rule.id,
         severity,
         cell.number,
         line,
         hit.message,
-        hit.fix or rule.fix,
+        hit.fix or rule.fixes.get(notebook.backend, rule.fix),
         certain,
-        hit.several,
-        own,
-        below,
-        cell.lines[line - 1],
+        own=reached or (hit.about or cell).index == train,
+        below=train is not None and cell.index > train,
+        source=cell.lines[line - 1],
     )
+
+
+def _unknown_rules(cell: ParsedCell, suppressions: Suppressions) -> Iterator[Finding]:
+    for line, name in suppressions.named:
+        if name not in RULES:
+            message = f"there is no rule {name!r} to ignore"
+            fix = "remove it, or use the id of a rule in docs/lint.md"
+            source = cell.lines[line - 1]
+            yield Finding(UNKNOWN, "hint", cell.number, line, message, fix, source=source)
 
 
 _IGNORE = re.compile(r"#\s*tpunb:\s*ignore(?:\[([^\]]*)\])?")

@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from tpunb.notebook.convert.earlier_values import TrainLine, train_line
 from tpunb.notebook.convert.magics import RUN_HELPERS
-from tpunb.notebook.lint.index import Fit, NotebookIndex, Program, makers
+from tpunb.notebook.lint.index import Fit, NotebookIndex, Program
 from tpunb.notebook.scopes import (
     CHANGING,
     COMPREHENSIONS,
@@ -29,8 +29,6 @@ class Missing(Enum):
 
     ONLY_ASSIGNED = auto()
     """No other cell assigns it."""
-    ONLY_IMPORTED = auto()
-    """No other cell imports it."""
     TRAINED = auto()
     """A model."""
     HOLDS_MODEL = auto()
@@ -82,11 +80,9 @@ def find_not_returned(notebook: NotebookIndex) -> Iterator[NotReturned]:
         for name in sorted(made[index] - brought - elsewhere):
             trainer = changed.get(name) is Missing.HOLDS_MODEL
             for site in _reads_below(notebook, name, train):
-                if name not in made[site.cell.index]:
-                    bindings = notebook.sites.globals.bindings[name]
-                    imports = any(one.full is not None for one in bindings)
-                    how = Missing.ONLY_IMPORTED if imports else Missing.ONLY_ASSIGNED
-                    yield NotReturned(name, train, site, how, trainer)
+                imports = any(one.full is not None for one in notebook.sites.globals.bindings[name])
+                if name not in made[site.cell.index] and not imports:
+                    yield NotReturned(name, train, site, Missing.ONLY_ASSIGNED, trainer)
                     break
         for name in sorted((changed.keys() & elsewhere) - {*lines[index].names}):
             how = changed[name]
@@ -163,7 +159,7 @@ def _changed(notebook: NotebookIndex, program: Program) -> dict[str, Missing]:
                             found |= dict.fromkeys(names, Missing.TRAINED)
     for fit in notebook.fits:
         if fit.site in program:
-            found |= _trained_by(notebook, fit, origin)
+            found |= _trained_by(fit, origin)
     return found
 
 
@@ -176,22 +172,17 @@ def _stepped(site: Site) -> Iterator[ast.expr]:
         yield from site.call.args[:1]
 
 
-def _trained_by(notebook: NotebookIndex, fit: Fit, origin: _Origin) -> dict[str, Missing]:
+def _trained_by(fit: Fit, origin: _Origin) -> dict[str, Missing]:
     """The global names of what a framework's call trains."""
-    found: dict[str, Missing] = {}
     function = fit.site.call.func
     assert isinstance(function, ast.Attribute)
-    if fit.framework.name == "Lightning":
-        model = argument(fit.site.call, "model", 0)
-        names = origin.names(model, fit.site) if model is not None else ()
-        return dict.fromkeys(names, Missing.TRAINED)
-    for maker in makers(notebook, fit):
-        model = argument(maker.call, "model", 0 if fit.framework.name == "transformers" else 1)
-        if model is not None:
-            found |= dict.fromkeys(origin.names(model, maker), Missing.TRAINED)
-    if fit.framework.name in ("transformers", "fastai"):
-        found |= dict.fromkeys(origin.names(function.value, fit.site), Missing.HOLDS_MODEL)
-    return found
+    models = [(argument(fit.site.call, "model", 0), fit.site)]
+    holds = dict[str, Missing]()
+    if fit.framework.name == "transformers":
+        models = [(argument(made.call, "model", 0), made) for made in fit.makers]
+        holds = dict.fromkeys(origin.names(function.value, fit.site), Missing.HOLDS_MODEL)
+    names = (name for model, site in models if model for name in origin.names(model, site))
+    return dict.fromkeys(names, Missing.TRAINED) | holds
 
 
 @dataclass

@@ -1,21 +1,5 @@
 """The rules, by topic. Importing this package fills the table in the order of the docs."""
 
-from tpunb.notebook.lint.checks import (
-    cells,
-    collectives,
-    data,
-    environment,
-    hardware,
-    loops,
-    old_names,
-    saving,
-    shapes,
-    starting,
-    torchtpu,
-    undefined,
-)
+from tpunb.notebook.lint.checks import averaging, batches, cell_names, collectives, effects, loops
 
-MODULES = (
-    *(cells, collectives, data, environment, hardware, loops, old_names, saving, shapes),
-    *(starting, torchtpu, undefined),
-)
+MODULES = (cell_names, collectives, averaging, batches, loops, effects)

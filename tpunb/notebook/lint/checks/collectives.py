@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from textwrap import shorten
 
-from tpunb.notebook.lint.checks.ranks import condition_on_rank, sure_branch
-from tpunb.notebook.lint.checks.sites import on_several_cores, values_of, words
+from tpunb.notebook.lint.checks.rank_conditions import condition_on_rank, sure_branch
+from tpunb.notebook.lint.checks.sites import words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import Hit, rule
-from tpunb.notebook.scopes import XM, ParsedCell, Site, argument, last_part, literal
+from tpunb.notebook.lint.rule_table import Hit, Rule, without_xla
+from tpunb.notebook.scopes import XM, argument, last_part, literal
 
 TOGETHER = {
     *(
@@ -35,7 +35,7 @@ SAVES = (f"{XM}.save", "torch_xla.utils.serialization.save")
 ON_SOME_RANKS = "collective-on-some-ranks"
 
 
-@rule(
+@Rule(
     ON_SOME_RANKS,
     "error",
     what="a collective, a rendezvous or `xm.optimizer_step` that only some ranks reach; a warning "
@@ -44,10 +44,9 @@ ON_SOME_RANKS = "collective-on-some-ranks"
     "tensors on every rank and hangs if they depend on a collective; only the master writes (read "
     "in torch_xla 2.9.0 core/xla_model.py; pytorch/xla#2224, #2712)",
     fix="call it on every rank, and only print or write under the condition",
+    several=True,
 )
 def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not (notebook.multi or notebook.launches):
-        return
     for site in notebook.calls_of(*sorted(TOGETHER), *SAVES):
         if _has_group(site.call):
             continue  # the test may select exactly its members
@@ -67,7 +66,6 @@ def _collective_on_some_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
             # With the backend xla, dist.barrier() returns at once.
             certain=where is not None and (name != "barrier" or notebook.backend != "xla"),
             where=where,
-            several=True,
         )
 
 
@@ -79,7 +77,7 @@ def _has_group(node: ast.Call) -> bool:
     return any(part is not None and literal(part) is not None for part in given)
 
 
-@rule(
+@Rule(
     "step-skipped",
     "warning",
     what="`continue` or `break` that depends on this rank's data, before the gradients are reduced",
@@ -87,14 +85,14 @@ def _has_group(node: ast.Call) -> bool:
     "(follows from how collectives work; not measured on a TPU)",
     fix="decide by a value that is the same on all ranks, from `xm.all_reduce`; or stay on the "
     "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass",
-    fixes=dict.fromkeys(
-        ("torchtpu", "torch"),
+    several=True,
+    fixes=without_xla(
         "decide by a value that is the same on all ranks, from `dist.all_reduce`; or stay on the "
-        "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass",
+        "device: `loss = torch.where(torch.isfinite(loss), loss, 0.0)` before the backward pass"
     ),
 )
 def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.multi or not notebook.native:
+    if not notebook.native:
         return
     for loop in notebook.loops:
         steps = [
@@ -118,60 +116,3 @@ def _step_skipped(notebook: NotebookIndex) -> Iterator[Hit]:
 def _of_the_data(test: ast.expr) -> bool:
     """Whether a condition depends on values: of a loss, with isnan, or with item()."""
     return bool(words(test) & {"isnan", "isinf", "isfinite", "item", "loss", "math.isnan", "numel"})
-
-
-@rule(
-    "summed-gradients",
-    "warning",
-    what="gradients that are summed over the cores and not divided by their number",
-    why="each step is as many times as long as there are cores: the learning rate that works on "
-    "one core diverges (torch_xla 2.9.0 core/xla_model.py: xm.reduce_gradients scales by 1 / world "
-    "size, xm.all_reduce does not)",
-    fix="write `xm.reduce_gradients(optimizer)`, or `scale=1 / xr.world_size()` in the all-reduce",
-    fixes=dict.fromkeys(
-        ("torchtpu", "torch"),
-        "divide them by `dist.get_world_size()` after the all-reduce, or wrap the model in "
-        "DistributedDataParallel",
-    ),
-)
-def _summed_gradients(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of(f"{XM}.all_reduce", "torch.distributed.all_reduce"):
-        summed = _summed(notebook, site)
-        if summed is None or not on_several_cores(notebook, site):
-            continue
-        values = values_of(notebook, summed, site)
-        nodes = (node for value in values for node in ast.walk(value.node))
-        gradients = any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in nodes)
-        if gradients and not any(_scales(cell.tree) for cell in _cells_of(notebook, site)):
-            yield Hit(site, "the gradients are summed over the cores, not averaged")
-
-
-def _summed(notebook: NotebookIndex, site: Site) -> ast.expr | None:
-    """The argument that an all-reduce sums; None if it does something else, or has a scale."""
-    node = site.call
-    if notebook.full(node.func, site).startswith("torch_xla"):
-        kind = argument(node, "reduce_type", 0)
-        sums = literal(kind) == "sum" or (kind is not None and last_part(kind) == "REDUCE_SUM")
-        scaled = argument(node, "scale", 2) is not None
-        return argument(node, "inputs", 1) if sums and not scaled else None
-    kind = argument(node, "op", 1)
-    sums = kind is None or last_part(kind) == "SUM"
-    return argument(node, "tensor", 0) if sums else None
-
-
-def _cells_of(notebook: NotebookIndex, site: Site) -> list[ParsedCell]:
-    """The cell of a site, and those with the functions of a program that runs it."""
-    programs = [program for program in notebook.programs if site in program]
-    reached = set[int]().union(*(program.functions for program in programs))
-    cells = {f.outer.cell.index for f in notebook.sites.functions if id(f.node) in reached}
-    cells |= {program.cell.index for program in programs if program.cell is not None}
-    return [cell for cell in notebook.cells if cell.index in {site.cell.index, *cells}]
-
-
-def _scales(tree: ast.AST) -> bool:
-    """Whether code divides or multiplies: it may be by the number of cores."""
-    return any(
-        (isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div | ast.Mult))
-        or (isinstance(node, ast.Attribute) and node.attr in ("div", "div_", "mul", "mul_"))
-        for node in ast.walk(tree)
-    )

@@ -6,8 +6,9 @@ import pytest
 from tests.foreign import foreign
 from tests.notebook.lint.examples import EXAMPLES
 from tests.notebook.lint.notebooks import notebook
+from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.lint.linter import UNKNOWN, lint
-from tpunb.notebook.lint.rules import ANY, RULES, table
+from tpunb.notebook.lint.rule_table import ANY, RULES, table
 from tpunb.runs.spec import BackendName
 
 DOCS = Path(__file__).parents[3] / "docs" / "lint.md"
@@ -60,6 +61,29 @@ def test_rules_of_other_backends_do_not_fire(backend: BackendName) -> None:
             said = "\n".join((*cells, "a GPU"))  # what fails may be said
             assert not foreign(finding.message, backend, [said]), finding
             assert not foreign(finding.fix, backend, [finding.source]), finding
+
+
+OF_SEVERAL = re.compile(r"\b(every|each|all|several|other) (core|rank)s?\b|averag")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "all"])
+def test_rules_about_several_ranks_are_silent_about_one(own: bool) -> None:
+    """A rule that does not say so finds the same with one rank, and speaks of no others."""
+    for rule, cells in FIRES:
+        program, name = notebook(*cells), backend(rule)
+        alone = lint(program, backend=name, ranks=1, own=own)
+        assert not [f for f in alone if f.rule != UNKNOWN and RULES[f.rule].several], rule
+        for finding in alone:
+            assert not OF_SEVERAL.search(f"{finding.message} {finding.fix}"), finding
+        if not own and not RULES[rule].several:
+            assert rule in {finding.rule for finding in alone}
+        if not own:
+            both = [f for f in lint(program, backend=name, ranks=2) if not _several(f)]
+            assert both == alone
+
+
+def _several(finding: Finding) -> bool:
+    return finding.rule != UNKNOWN and RULES[finding.rule].several
 
 
 def test_rules_say_what_why_and_what_to_do() -> None:

@@ -1,4 +1,4 @@
-"""Lint rules on data loaders: the last batch, sharding over the ranks, workers."""
+"""Lint rules on batches: the last one, sharding over the ranks, padding, workers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import constant, has_spread, values_of, words
+from tpunb.notebook.lint.checks.sites import constant, values_of, words
 from tpunb.notebook.lint.index import NotebookIndex
-from tpunb.notebook.lint.rules import TPUS, Hit, rule
-from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
+from tpunb.notebook.lint.rule_table import TORCHTPU, TPUS, Hit, Rule, without_xla
+from tpunb.notebook.scopes import Site, argument, last_part, literal
 
 EVALUATION = re.compile(r"val|test|eval|dev|infer|pred|submi|holdout")
-SAMPLERS = (
-    "torch.utils.data.distributed.DistributedSampler",
-    "torch.utils.data.DistributedSampler",
-)
 
 
 def _given(node: ast.expr | None) -> bool:
     """Whether an argument is present and not None or False."""
     return node is not None and literal(node) not in (None, False)
+
+
+def _has_spread(node: ast.Call) -> bool:
+    """Whether a call has `**` arguments, which may contain any name."""
+    return any(word.arg is None for word in node.keywords)
 
 
 def _loads(notebook: NotebookIndex, site: Site) -> list[Site]:
@@ -73,7 +74,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     value = argument(node, "drop_last", 8)
     if value is not None:
         return literal(value) is not False
-    if has_spread(node) or any(isinstance(part, ast.Starred) for part in node.args):
+    if _has_spread(node) or any(isinstance(part, ast.Starred) for part in node.args):
         return True
     size = argument(node, "batch_size", 1)
     if _given(argument(node, "batch_sampler", 4)) or size is None or literal(size) in (1, None):
@@ -87,7 +88,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     )
 
 
-@rule(
+@Rule(
     "last-batch",
     "warning",
     what="a training DataLoader that keeps the last, smaller batch",
@@ -98,7 +99,7 @@ def _drops(notebook: NotebookIndex, site: Site) -> bool:
     backends=TPUS,
 )
 def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.on_device or not notebook.trains:
+    if not notebook.on_device or not (notebook.loops or notebook.fits):
         return
     if notebook.imports("accelerate") and "prepare" in notebook.called:
         return  # accelerate fills the last batch
@@ -109,7 +110,7 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
             yield Hit(site, "the last batch of an epoch has a different shape from the others")
 
 
-@rule(
+@Rule(
     "no-sampler",
     "warning",
     what="a training DataLoader on several cores without a DistributedSampler",
@@ -117,19 +118,18 @@ def _last_batch(notebook: NotebookIndex) -> Iterator[Hit]:
     "(torch.utils.data: a DataLoader does not know about ranks)",
     fix="write `sampler=DistributedSampler(dataset, num_replicas=xr.world_size(), "
     "rank=xr.global_ordinal())`, and no `shuffle`",
-    fixes=dict.fromkeys(
-        ("torchtpu", "torch"), "write `sampler=DistributedSampler(dataset)`, and no `shuffle`"
-    ),
+    several=True,
+    fixes=without_xla("write `sampler=DistributedSampler(dataset)`, and no `shuffle`"),
 )
 def _no_sampler(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not (notebook.multi and notebook.native) or notebook.managed or not notebook.loops:
+    if not notebook.native or notebook.managed or not notebook.loops:
         return
     if "DistributedSampler" in notebook.called or _divided(notebook):
         return
     for site in notebook.data_loaders:
         node = site.call
         own = _given(argument(node, "sampler", 3)) or _given(argument(node, "batch_sampler", 4))
-        if own or has_spread(node) or _takes_rank(notebook, site):
+        if own or _has_spread(node) or _takes_rank(notebook, site):
             continue
         if _training(notebook, site) and _launched(notebook, site):
             yield Hit(site, "every core loads all of the data")
@@ -163,47 +163,7 @@ def _launched(notebook: NotebookIndex, site: Site) -> bool:
     return any(notebook.in_rank(at) for at in (site, *_loads(notebook, site)))
 
 
-@rule(
-    "sampler-and-shuffle",
-    "error",
-    what="a DataLoader with `shuffle=True` and a sampler",
-    why="ValueError: sampler option is mutually exclusive with shuffle (torch 2.9.0 "
-    "utils/data/dataloader.py)",
-    fix="let the sampler shuffle: `DistributedSampler(..., shuffle=True)`",
-)
-def _sampler_and_shuffle(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.data_loaders:
-        node = site.call
-        sampler = argument(node, "sampler", 3)
-        values = values_of(notebook, sampler, site)
-        shuffles = literal(argument(node, "shuffle", 2)) is True
-        if shuffles and values and all(isinstance(value.node, ast.Call) for value in values):
-            message = "shuffle=True and a sampler are mutually exclusive"
-            yield Hit(site, message, certain=isinstance(sampler, ast.Call))
-
-
-@rule(
-    "set-epoch",
-    "hint",
-    what="a DistributedSampler whose `set_epoch` is never called",
-    why="every epoch then uses the data in the same order (torch 2.9.0 utils/data/distributed.py)",
-    fix="call `sampler.set_epoch(epoch)` at the beginning of each epoch",
-)
-def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
-    if "set_epoch" in notebook.called or notebook.managed or not notebook.loops:
-        return
-    if notebook.mentions("tpunb.training.Position"):  # calls set_epoch itself
-        return
-    for site in notebook.calls_of(*SAMPLERS):
-        node = site.call
-        names = {name.lower() for name in notebook.names_of(node)}
-        names |= words(node.args[0]) if node.args else set()
-        evaluates = any(EVALUATION.search(name) and "train" not in name for name in names)
-        if literal(argument(node, "shuffle", 3)) is not False and not evaluates:
-            yield Hit(site, "without set_epoch all epochs use the data in the same order")
-
-
-@rule(
+@Rule(
     "unequal-batches",
     "warning",
     what="data divided among the ranks with `data[rank::world_size]`, or "
@@ -212,74 +172,109 @@ def _set_epoch(notebook: NotebookIndex) -> Iterator[Hit]:
     "some ranks, the others never reach its collectives: the run hangs (torch 2.9.0 "
     "utils/data/distributed.py pads for this reason; not measured on a TPU)",
     fix="use DistributedSampler, or shorten to `len(data) // world_size * world_size` first",
+    several=True,
 )
 def _unequal_batches(notebook: NotebookIndex) -> Iterator[Hit]:
-    if notebook.multi:
-        for site, start, step in [*_strides(notebook), *_ranges(notebook)]:
-            counts = isinstance(step, ast.Name) or any(
-                "world" in word or "replicas" in word for word in words(step)
-            )
-            if counts and notebook.depends_on_rank(start, site) and notebook.in_rank(site):
-                shown = ast.unparse(site.node)
-                yield Hit(site, f"`{shown}` may have a different length on each rank")
+    for site, start, step in [*_strides(notebook), *_ranges(notebook)]:
+        counts = isinstance(step, ast.Name) or any(
+            "world" in word or "replicas" in word for word in words(step)
+        )
+        if counts and notebook.depends_on_rank(start, site) and notebook.in_rank(site):
+            shown = ast.unparse(site.node)
+            yield Hit(site, f"`{shown}` may have a different length on each rank")
 
 
 def _strides(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
-    """Yield slices like `data[rank::n]` with start and step."""
-    # `data[rank::n].to(device)` is one batch, not several.
-    moved = {id(getattr(site.call.func, "value", None)) for site in notebook.called.get("to", ())}
+    """Yield slices like `data[rank::n]` that are divided into batches, with start and step."""
     for site in notebook.sites.subscripts:
         cut = site.node
         assert isinstance(cut, ast.Subscript)
         match cut.slice:
             case ast.Slice(lower=ast.expr() as start, upper=None, step=ast.expr() as step):
-                if isinstance(cut.ctx, ast.Load) and id(cut) not in moved:
+                if isinstance(cut.ctx, ast.Load) and _is_iterated(notebook, site):
                     yield site, start, step
 
 
-def _ranges(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
-    """Yield ranges that select a part of a data set, with start and step, unless the end is
-    rounded.
+_BATCHES = re.compile(r"load|data|batch|len|enumerate|zip|tqdm|track|iter|range")
+"""Functions that make batches of a sequence, or count them."""
+
+
+def _is_iterated(notebook: NotebookIndex, site: Site) -> bool:
+    """Whether a part of the data is more than one batch: a loop is over it, or it is passed to a
+    data set or loader; not `model(x[rank::n])`. An attribute may be read anywhere.
     """
-    for site in notebook.calls_of("range"):
-        parts = site.call.args
-        if len(parts) != 3 or not _selects(notebook, site):
-            continue
-        start, end, step = parts
-        ends = [end, *(v.node for v in notebook.values(dotted(end), site.frame) if dotted(end))]
-        if not any(isinstance(p, ast.FloorDiv | ast.Mod) for e in ends for p in ast.walk(e)):
-            yield site, start, step
+    names = notebook.names_of(site.node)
+    if any("." in name for name in names):
+        return True
+    loops = {id(loop.node.iter) for loop in notebook.sites.loops if hasattr(loop.node, "iter")}
+    for at in (site, *(load for name in names for load in notebook.sites.loads(name))):
+        takers = notebook.calls_taking(at)
+        if id(at.node) in loops or any(_BATCHES.search(last_part(t.func).lower()) for t in takers):
+            return True
+    return False
 
 
-def _selects(notebook: NotebookIndex, site: Site) -> bool:
-    """Whether a range is the indices of a part of a data set: `Subset(data, range(…))`."""
-    todo, takers = [site.node], list[ast.Call]()
-    while todo:
-        value = todo.pop()
-        loads = [load for n in notebook.names_of(value) for load in notebook.sites.loads(n)]
-        for at in (Site(value, site.frame), *loads):
-            takers += (found := notebook.calls_taking(at))
-            todo += [taker for taker in found if last_part(taker.func) in ("list", "tuple")]
-    subsets = ("Subset", "SubsetRandomSampler", "select")
-    return any(last_part(taker.func) in subsets for taker in takers)
+def _ranges(notebook: NotebookIndex) -> Iterator[tuple[Site, ast.expr, ast.expr]]:
+    """Yield ranges that select a part of a data set, with start and step: `Subset(data, range(…))`,
+    unless the end is rounded.
+    """
+    for name in ("Subset", "SubsetRandomSampler", "select"):
+        for site in notebook.called.get(name, ()):
+            for node in ast.walk(site.call):
+                match node:
+                    case ast.Call(func=ast.Name("range"), args=[start, end, step]):
+                        values = [end, *(v.node for v in values_of(notebook, end, site))]
+                        parts = (part for value in values for part in ast.walk(value))
+                        if not any(isinstance(part, ast.FloorDiv | ast.Mod) for part in parts):
+                            yield Site(node, site.frame), start, step
 
 
-@rule(
-    "many-workers",
+_MULTIPLE = "pad_to_multiple_of"
+_PADDING = ("pad", "batch_encode_plus", "encode_plus")
+
+
+@Rule(
+    "dynamic-padding",
     "warning",
-    what="a DataLoader with 8 or more workers on each of several cores",
-    why="every rank starts that many: 8 ranks with 8 workers are 64 processes, which share the "
-    "machine's memory and /dev/shm; workers are killed (Bus error, or by the out-of-memory killer) "
-    "(pytorch/xla#2690 and others like it)",
-    fix="use num_workers=2 or fewer per core",
+    what="a tokenizer or collator that pads to the longest text of a batch",
+    why="every new length needs a new program: one report had 54 minutes of compiling for 34 s of "
+    "work (pytorch/xla#2655)",
+    fix="use `padding='max_length', max_length=128, truncation=True`, or `pad_to_multiple_of=64` "
+    "for only a few lengths",
+    backends=TPUS,
 )
-def _many_workers(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.multi or not notebook.runs_on_tpu:
+def _dynamic_padding(notebook: NotebookIndex) -> Iterator[Hit]:
+    if not notebook.runs_on_tpu:
         return
+    message = "each batch is padded to its own longest text"
+    for site in notebook.calls_of("transformers.DataCollatorWithPadding"):
+        if not any(word.arg in ("max_length", _MULTIPLE) for word in site.call.keywords):
+            yield Hit(site, message)
+    for name, sites in notebook.called.items():
+        if "tokeniz" not in name.lower() and name not in _PADDING:
+            continue
+        for site in sites:
+            longest = literal(argument(site.call, "padding")) in (True, "longest")
+            # At the top level the whole data set gets one length.
+            repeated = site.frame.function is not None or site.loop() is not None
+            if longest and repeated and argument(site.call, _MULTIPLE) is None:
+                yield Hit(site, message)
+
+
+@Rule(
+    "tpu-loader-workers",
+    "warning",
+    what="a DataLoader with worker processes in a notebook that uses the TPU",
+    why="workers are forked from the process that holds the TPU: they may deadlock, and a tensor "
+    "on the TPU in one of them raises 'cannot access or re-initialize TPU in a forked subprocess' "
+    "(torch_tpu 0.2.0; Google's training examples keep num_workers=0)",
+    fix="write num_workers=0",
+    backends=TORCHTPU,
+)
+def _tpu_loader_workers(notebook: NotebookIndex) -> Iterator[Hit]:
     for site in notebook.data_loaders:
-        value = argument(site.call, "num_workers", 5)
-        count = constant(notebook, value, site)
-        everywhere = isinstance(value, ast.Call) and last_part(value.func) == "cpu_count"
-        if ((type(count) is int and count >= 8) or everywhere) and _launched(notebook, site):
-            shown = "as many workers as there are CPUs" if everywhere else f"{count} workers"
-            yield Hit(site, f"each rank starts {shown} of its own")
+        count = constant(notebook, argument(site.call, "num_workers", 5), site)
+        context = argument(site.call, "multiprocessing_context", 10)
+        forked = context is None or literal(context) in (None, "fork")
+        if type(count) is int and count > 0 and forked and notebook.in_rank(site):
+            yield Hit(site, f"{count} workers are forked from a process that holds the TPU")

@@ -1,4 +1,4 @@
-"""Lint rules on files: checkpoints of XLA tensors, and files that every rank writes."""
+"""Lint rules on what cells leave behind: files, variables of the environment, tracked runs."""
 
 from __future__ import annotations
 
@@ -6,45 +6,30 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tpunb.notebook.lint.checks.sites import (
-    constant,
-    for_other_hardware,
-    owner,
-    receiver,
-    values_of,
-    words,
-)
+from tpunb.notebook.lint.checks.sites import constant, for_other_hardware, owner, receiver, words
 from tpunb.notebook.lint.index import NotebookIndex, Program
-from tpunb.notebook.lint.rules import XLA, Hit, rule
-from tpunb.notebook.scopes import Site, argument, dotted, last_part, literal
+from tpunb.notebook.lint.rule_table import XLA, Hit, Rule, without_xla
+from tpunb.notebook.scopes import ParsedCell, Site, argument, dotted, last_part, literal
 
 
-@rule(
+@Rule(
     "torch-save-on-xla",
     "warning",
-    what="torch.save, or `save_pretrained` of transformers, of a model that is on an XLA device",
+    what="torch.save of a model that is on an XLA device",
     why="the file contains XLA tensors and cannot be loaded without torch_xla; on several cores "
     "every rank writes the same file at once (measured with torch_xla 2.9.0: torch.load gives "
     "tensors of xla:0; aws-neuron-sdk#1315)",
-    fix="write `xm.save(model.state_dict(), path)` on every rank, or move it to the CPU first",
+    fix="write `xm.save(model.state_dict(), path)`, or move it to the CPU first",
     backends=XLA,
 )
 def _torch_save_on_xla(notebook: NotebookIndex) -> Iterator[Hit]:
-    if not notebook.xla or not notebook.device_uses:
+    if not notebook.xla or not notebook.uses_device:
         return
     for site in notebook.calls_of("torch.save"):
         saved = site.call.args[:1]
         on_xla = any(_mentions_device(notebook, value, site) for value in saved)
         if on_xla and not for_other_hardware(site):
             yield Hit(site, "`torch.save` gets tensors that are on the XLA device")
-    for site in notebook.called.get("save_pretrained", ()):
-        model = owner(site)
-        if model and _is_moved(notebook, model, site) and not for_other_hardware(site):
-            yield Hit(
-                site,
-                "`save_pretrained` cannot read weights that are on the XLA device: RuntimeError",
-                f"write `{model}.cpu()` above it",
-            )
 
 
 def _mentions_device(notebook: NotebookIndex, value: ast.expr, site: Site) -> bool:
@@ -86,7 +71,7 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     return target is not None and notebook.is_tpu_device(target, final)
 
 
-@rule(
+@Rule(
     "file-of-all-ranks",
     "warning",
     what="one file that every core writes, itself or with `!cp`, `!rm` and the like",
@@ -94,25 +79,20 @@ def _is_moved(notebook: NotebookIndex, model: str, site: Site) -> bool:
     "only those of the last one (follows from the code: the name of the file is the same on all "
     "cores)",
     fix="write it under `if xr.global_ordinal() == 0:`, or put the rank into its name",
-    fixes=dict.fromkeys(
-        ("torchtpu", "torch"),
-        "write it under `if dist.get_rank() == 0:`, or put the rank into its name",
-    ),
+    several=True,
+    fixes=without_xla("write it under `if dist.get_rank() == 0:`, or put the rank into its name"),
 )
 def _file_of_all_ranks(notebook: NotebookIndex) -> Iterator[Hit]:
     on_xla = {(hit.cell.index, hit.line) for hit in _torch_save_on_xla(notebook)}
     for program in notebook.programs:
-        for site in notebook.sites.calls if not program.alone else ():
+        for site in notebook.sites.calls:
             if site not in program or site.place in on_xla:
                 continue
-            if (command := _changes_files(notebook, site)) and _on_every_rank(
-                notebook, program, site
-            ):
-                yield Hit(site, f"every core runs `{command}`")
-            name = constant(notebook, _written(notebook, site), site)
-            is_file = isinstance(name, str) and name and not name.startswith("/dev/")
-            if is_file and _on_every_rank(notebook, program, site):
-                yield Hit(site, f"every core writes {name!r}")
+            name, command = _written(notebook, site), _changes_files(notebook, site)
+            if (name or command) and _on_every_rank(notebook, program, site):
+                yield Hit(
+                    site, f"every core writes {name!r}" if name else f"every core runs `{command}`"
+                )
 
 
 _COMMANDS = re.compile(
@@ -156,17 +136,18 @@ _WRITING = (
 """Methods that write the file that is their first argument."""
 
 
-def _written(notebook: NotebookIndex, site: Site) -> ast.expr | None:
-    """The name of the file that a call writes."""
-    node = site.call
+def _written(notebook: NotebookIndex, site: Site) -> str:
+    """The name of the file that a call writes, if it is a constant."""
+    node, given = site.call, None
     full = notebook.full(node.func, site)
     if full in _WRITERS:
-        return argument(node, "f", _WRITERS[full])
-    if full == "open":
-        writes = set(str(literal(argument(node, "mode", 1)))) & set("wxa")
-        return argument(node, "file", 0) if writes else None
-    method = receiver(site) is not None and last_part(node.func) in _WRITING
-    return node.args[0] if method and node.args else None
+        given = argument(node, "f", _WRITERS[full])
+    elif full == "open" and set(str(literal(argument(node, "mode", 1)))) & set("wxa"):
+        given = argument(node, "file", 0)
+    elif receiver(site) is not None and last_part(node.func) in _WRITING and node.args:
+        given = node.args[0]
+    name = constant(notebook, given, site)
+    return name if isinstance(name, str) and not name.startswith("/dev/") else ""
 
 
 _ONE = ("main", "master", "first", "rank", "zero", "ordinal", "process", "once")
@@ -207,27 +188,55 @@ def _may_have_left(body: ast.AST, site: Site) -> bool:
     return any(isinstance(node, leaves) and node.lineno < site.line for node in ast.walk(body))
 
 
-@rule(
-    "load-to-xla",
-    "error",
-    what="torch.load with `map_location` an XLA device",
-    why="RuntimeError: don't know how to restore data location of torch.storage.UntypedStorage "
-    "(tagged with xla:0) (measured with torch 2.9.0 and torch_xla 2.9.0)",
-    fix="write `torch.load(path, map_location='cpu')`, and move the model to the device afterwards",
+_BF16 = re.compile(r"\b(XLA_(?:USE|DOWNCAST)_BF16)\s*[= ]\s*[\"']?(\w+)")
+"""In a magic or a shell command, name and value."""
+_OFF = ("0", "", "false", "False")
+
+
+@Rule(
+    "bf16-variable",
+    "warning",
+    what="XLA_USE_BF16 or XLA_DOWNCAST_BF16",
+    why="every float32 tensor becomes bfloat16 while its `dtype` stays float32: 1 * 1.001 gives "
+    "1.0, sums of losses stop growing, and `torch.finfo(torch.float32).min` is -inf, so results "
+    "become NaN (measured with torch_xla 2.9.0; pytorch/xla#2425)",
+    fix="remove it, and write `model.to(torch.bfloat16)` or "
+    "`with torch.autocast('xla', dtype=torch.bfloat16):`",
     kernel=True,
     backends=XLA,
 )
-def _load_to_xla(notebook: NotebookIndex) -> Iterator[Hit]:
-    for site in notebook.calls_of("torch.load"):
-        target = argument(site.call, "map_location", 1)
-        if target is not None and _only_xla(notebook, target, site):
-            yield Hit(site, "torch.load cannot put tensors on an XLA device")
+def _bf16_variable(notebook: NotebookIndex) -> Iterator[Hit]:
+    found = list[tuple[Site | tuple[ParsedCell, int], object, object]]()
+    for cell in notebook.cells:
+        for line, text in cell.commands():
+            if not text.lstrip().startswith("#"):
+                found += [((cell, line), *match) for match in _BF16.findall(text)]
+    for site in (*notebook.sites.assigns, *notebook.sites.calls):
+        for name, value in notebook.sites.variables_set(site):
+            if literal(name) in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+                found.append((site, literal(name), literal(value)))
+    for at, variable, given in found:
+        if str(given) not in _OFF:
+            yield Hit(at, f"{variable} silently makes all float32 tensors bfloat16")
 
 
-def _only_xla(notebook: NotebookIndex, node: ast.expr, site: Site) -> bool:
-    if isinstance(node, ast.IfExp):
-        return all(_only_xla(notebook, part, site) for part in (node.body, node.orelse))
-    values = values_of(notebook, node, site)
-    return bool(values) and all(
-        isinstance(v.node, ast.expr) and notebook.is_tpu_device(v.node, v) for v in values
-    )
+@Rule(
+    "tracker-above",
+    "warning",
+    what="a run of wandb, MLflow or another experiment tracker begun above the train cell",
+    why="each training begins one more, and one for each rank if every rank runs the cell itself "
+    "(docs/watching.md)",
+    fix="begin its cell with `# tpu: skip` and pass the metrics on with tpunb.on_log, or begin it "
+    "in the train cell on rank 0",
+)
+def _tracker_above(notebook: NotebookIndex) -> Iterator[Hit]:
+    for site in notebook.calls_of(*TRACKERS) if notebook.has_train else ():
+        if site.cell.part == "prelude" and site.frame.function is None:
+            name = notebook.full(site.call.func, site)
+            yield Hit(site, f"{name} begins a run of its own for each training")
+
+
+TRACKERS = (
+    *("wandb.init", "mlflow.start_run", "trackio.init", "swanlab.init", "neptune.init_run"),
+    *("comet_ml.start", "comet_ml.Experiment", "clearml.Task.init", "aim.Run", "dvclive.Live"),
+)

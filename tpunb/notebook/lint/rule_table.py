@@ -1,9 +1,13 @@
-"""The table of rules. Each rule has a function that finds its violations in a notebook."""
+"""The table of rules. Each rule has a function that finds its violations in a notebook.
+
+A rule is about a mistake that the run itself does not show in its first second: it hangs, trains
+wrongly or is slow, without a word.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from tpunb.notebook.lint.findings import Severity
 from tpunb.notebook.lint.index import NotebookIndex
@@ -25,15 +29,10 @@ class Hit:
     certain: bool = False
     """True if a run that reaches this line certainly fails there. `reachability` decides
     whether the run reaches it."""
-
     where: Site | None = None
     """The site that the run must reach instead for `certain`: the `if` around the line."""
-    several: bool = False
-    """True if the run fails only with several ranks."""
     about: ParsedCell | None = None
     """The train cell that it is about, if the line is in another cell."""
-    of_object: bool = False
-    """True for a method of an object: what its name refers to does not matter for `certain`."""
 
     @property
     def cell(self) -> ParsedCell:
@@ -53,57 +52,55 @@ ANY: Backends = TPUS | {"torch"}
 Check = Callable[[NotebookIndex], Iterable[Hit]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Rule:
+    """A rule, and the decorator of the function that yields a Hit for each violation of it."""
+
     id: str
     severity: Severity
+    _: KW_ONLY
     what: str
     """A short description of the code that violates the rule."""
     why: str
-    """Why it matters on a TPU, with the evidence: a measurement, a file of torch_xla, an issue."""
+    """Why it matters, with the evidence: a measurement, a file of torch_xla, an issue."""
     fix: str
-    check: Check
     kernel: bool = False
     """True if the rule is about the whole notebook, also about cells outside of any run."""
+    several: bool = False
+    """True if the rule is about several ranks: it is not checked for a run on one."""
     backends: Backends = ANY
     """The backends of whose notebooks it is true."""
     fixes: Mapping[BackendName, str] = field(default_factory=dict)
     """The fix for notebooks of a backend, where it is another one than `fix`."""
+    check: Check = field(init=False)
+
+    def __call__(self, check: Check) -> Check:
+        if self.id in RULES:
+            raise ValueError(f"two rules have the id {self.id!r}")
+        self.check = check
+        RULES[self.id] = self
+        return check
 
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(
-    id: str,
-    severity: Severity,
-    *,
-    what: str,
-    why: str,
-    fix: str,
-    kernel: bool = False,
-    backends: Backends = ANY,
-    fixes: Mapping[BackendName, str] | None = None,
-) -> Callable[[Check], Check]:
-    """Register the decorated function, which yields a Hit for each violation, as a rule."""
-
-    def add(check: Check) -> Check:
-        if id in RULES:
-            raise ValueError(f"two rules have the id {id!r}")
-        RULES[id] = Rule(id, severity, what, why, fix, check, kernel, backends, fixes or {})
-        return check
-
-    return add
+def without_xla(fix: str) -> dict[BackendName, str]:
+    """The fix for notebooks that train without torch_xla, for `fixes`."""
+    return {"torchtpu": fix, "torch": fix}
 
 
 def table() -> str:
     """Return the rules as a Markdown table, for the documentation."""
     rows = ["| rule | severity | for | finds | why | what to do |", "|---|---|---|---|---|---|"]
     for entry in RULES.values():
-        fixes = "".join(f"; {name}: {fix}" for name, fix in entry.fixes.items())
+        others = dict.fromkeys(entry.fixes.values())
+        fixes = "".join(f"; {', '.join(entry.fixes)}: {fix}" for fix in others)
         backends = (
             "all" if entry.backends == ANY else ", ".join(sorted(entry.backends, reverse=True))
         )
+        if entry.several:
+            backends += "; several ranks"
         told = (entry.what, entry.why, entry.fix + fixes)
         cells = (f"`{entry.id}`", entry.severity, backends, *told)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

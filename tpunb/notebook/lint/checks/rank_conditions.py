@@ -12,9 +12,8 @@ from tpunb.notebook.lint.index import RANK_CALLS, RANKS, NotebookIndex
 from tpunb.notebook.scopes import Site, last_part
 
 _WORLD_SIZE = re.compile(r"(get_|xrt_)?world_size")
-_CORES = re.compile(r"%%tpu_train\b.*?--cores[ =]+(\d+)\b")
 _SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 100_000)
-"""World sizes for which conditions are evaluated if the train cell does not name its own."""
+"""World sizes for which conditions are evaluated if the run's own is not known."""
 _OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
     **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le},
     **{ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not},
@@ -57,9 +56,7 @@ def sure_branch(notebook: NotebookIndex, site: Site) -> Site | None:
 
 
 def _sizes(notebook: NotebookIndex) -> tuple[int, ...]:
-    trains = [cell for cell in notebook.cells if cell.part == "train"]
-    cores = [match for line in trains[0].lines if (match := _CORES.match(line))] if trains else []
-    return (int(cores[0][1]),) if len(trains) == 1 and cores else _SIZES
+    return _SIZES if notebook.ranks is None else (notebook.ranks,)
 
 
 def _outcomes(notebook: NotebookIndex, site: Site) -> Outcomes:
@@ -127,13 +124,9 @@ class _Evaluator:
                 if None not in results:
                     return not ends
             case ast.List() | ast.Tuple() | ast.Set():
-                if len(node.elts) == 1 and isinstance(node.elts[0], ast.Starred):
-                    return value(node.elts[0].value)
                 return [value(part) for part in node.elts]
             case ast.Call() if self.notebook.full(node.func, site) == "range":
                 return range(*map(value, node.args))  # type: ignore[call-overload]
-            case ast.Call(args=[given]) if last_part(node.func) in ("list", "tuple", "set"):
-                return value(given)
             case ast.Name() | ast.Attribute() | ast.Call():
                 return self._of_name(node, site, depth)
         raise _UnknownError
