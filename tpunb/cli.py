@@ -196,9 +196,6 @@ class DoctorOptions(_RunsFolder):
         metavar="PLACE",
         help="check every host of this place of places.toml, and the connections between them",
     )
-    try_import: bool = flag(
-        "--import", help="also try to import torch and what the backend needs (takes 7 s)"
-    )
 
 
 def _doctor(chosen: DoctorOptions) -> int:
@@ -206,15 +203,9 @@ def _doctor(chosen: DoctorOptions) -> int:
     if chosen.on is not None:
         return _doctor_on(chosen.on, chosen.json)
     from tpunb.display.doctor_report import report_text
-    from tpunb.machine import doctor, environment, packages
+    from tpunb.machine import doctor
 
     report = doctor.inspect_machine(os.environ, runs=chosen.runs)
-    if chosen.try_import:
-        machine = report.machine
-        env = environment.run_environment(
-            os.environ, machine.device, machine=machine, backend=machine.backend
-        )
-        report = report.with_problem(packages.import_problem(env, machine, report.packages))
     if chosen.json:
         print(json.dumps(report.to_json(), indent=1))
     else:

@@ -177,21 +177,21 @@ DUMPS: dict[str, Dump] = {
     ),
     "kaggle-cpu": Dump(
         "kaggle",
-        "Kaggle, interactive session, CPU runtime",
+        "Kaggle, CPU runtime",
         env=_KAGGLE,
         folders=_KAGGLE_FOLDERS,
     ),
     # Kaggle's images for CPU and GPU are built on Colab's, and keep some of its variables.
     "kaggle-gpu": Dump(
         "kaggle",
-        "Kaggle, interactive session, GPU runtime",
+        "Kaggle, GPU runtime",
         env=_KAGGLE | {"COLAB_RELEASE_TAG": _COLAB["COLAB_RELEASE_TAG"]},
         folders=(*_KAGGLE_FOLDERS, "content"),
         files=("dev/nvidia0",),
     ),
     "kaggle-tpu": Dump(
         "kaggle",
-        "Kaggle, interactive session, TPU runtime",
+        "Kaggle, TPU runtime",
         "v5e",
         8,
         "v5litepod-8",
@@ -201,7 +201,7 @@ DUMPS: dict[str, Dump] = {
     ),
     "kaggle-tpu-batch": Dump(
         "kaggle",
-        "Kaggle, batch run, TPU runtime",
+        "Kaggle, TPU runtime",
         "v5e",
         8,
         "v5litepod-8",
@@ -242,7 +242,7 @@ DUMPS: dict[str, Dump] = {
     ),
     "vertex": Dump(
         "vertex",
-        "Vertex AI, training job",
+        "Vertex AI",
         "v5e",
         4,
         "v5litepod-4",

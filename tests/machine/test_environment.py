@@ -91,7 +91,6 @@ def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
         "OMP_PROC_BIND": "true",
         "GOMP_CPU_AFFINITY": "0",
         "TPU_VISIBLE_CHIPS": "0",
-        "XRT_TPU_CONFIG": "tpu_worker;0;localhost:51011",
         "TPU_NAME": "my-tpu",
     }
     on_tpu = environment.run_environment(kernel, "TPU")

@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from tpunb.places.target import Target
 
 INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
-LAST_UPLOAD = 600.0
-"""Seconds that a cell waits for its run's upload if the machine may end together with the cell."""
 
 
 @dataclass
