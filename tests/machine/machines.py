@@ -56,15 +56,12 @@ def look(
     *,
     needs: Mapping[str, Any] | None = None,
     python: tuple[int, ...] = (3, 12, 1),
-    patience: float | None = None,
     backend: BackendName | None = "xla",
     **values: Any,
 ) -> SetupReport:
-    """The report with these packages installed. `patience`: for the metadata server. `backend`:
-    None for the one that they are for.
-    """
+    """The report with these packages installed. `backend`: None for the one that they are for."""
     path = [made.packages(packages, needs)]
-    told = metadata.read_all(made.env, made.root, patience or patience_with(made))
+    told = metadata.read_all(made.env, made.root, patience_with(made))
     return doctor.inspect_machine(
         made.env,
         runs=made.root / "runs",

@@ -103,7 +103,8 @@ def _rows(report: SetupReport) -> list[tuple[str, str]]:
     disk = f"{memory_size(room.disk)} free in {room.runs}"
     if room.shm is not None:
         disk += f" · /dev/shm {memory_size(room.shm)}"
-    rows = [("platform", machine.kind), ("backend", _backend(report))]
+    backend = f"{machine.backend} (because {report.why})" if report.why else machine.backend
+    rows = [("platform", machine.kind), ("backend", backend)]
     rows += [("device", _device(report)), ("versions", names)]
     if len(machine.rank_counts) > 1:
         rows.append(("cores", f"{machine.name_rank_counts()} on this host"))
@@ -111,17 +112,6 @@ def _rows(report: SetupReport) -> list[tuple[str, str]]:
     if report.price is not None:
         rows.append(("price", str(report.price)))
     return rows
-
-
-def _backend(report: SetupReport) -> str:
-    """'torchtpu (torch 2.13.0, torch_tpu 0.2.0; because cell [1] imports torch_tpu)'."""
-    backend = report.machine.backend
-    packages = {"xla": ("torch", "torch_xla"), "torchtpu": ("torch", "torch_tpu")}.get(backend)
-    versions = report.packages.versions
-    named = [f"{name} {versions[name]}" for name in packages or ("torch",) if name in versions]
-    why = f"because {report.why}" if report.why else ""
-    inside = "; ".join(filter(None, [", ".join(named), why]))
-    return f"{backend} ({inside})" if inside else backend
 
 
 def _device(report: SetupReport) -> str:

@@ -53,8 +53,6 @@ _OTHER_PLATFORMS = {
     "kaggle": "a Kaggle session, which costs quota: «Stop session» ends it; a batch run ends by "
     "itself",
     "colab": "a Colab runtime: `from google.colab import runtime; runtime.unassign()` ends it",
-    "gke": "a container of GKE: its machine ends with the job or the node pool",
-    "vertex": "a machine of Vertex AI: a job ends by itself; stop a workbench on its page",
 }
 """Platforms where `--stop-when-done` cannot stop the machine, and how each one ends."""
 

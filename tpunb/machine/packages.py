@@ -46,7 +46,7 @@ LIBTPU_OF_TORCH_TPU = "0.0.50"
 SHOWN = ("torch", "torch_xla", "torch_tpu", "libtpu", "ipykernel", "tpunb")
 OF_ONE_TORCH = ("torchvision", "torchaudio")
 """Packages of which each release is for one release of torch."""
-WATCHED = (*SHOWN, *OF_ONE_TORCH, "numpy", "tensorflow", "tensorflow-tpu")
+WATCHED = (*SHOWN, *OF_ONE_TORCH, "numpy")
 """Packages that are checked."""
 
 
@@ -171,11 +171,9 @@ def package_problems(
     `imported`: the kernel's modules, which may be older than the installed files.
     """
     fix = f"`{_command(have, machine)}`, {restart_hint(machine.platform)}"
-    xla = machine.backend == "xla"
-    mismatches = list(_pair(have, fix) if xla else _torch(have, machine, fix))
+    torch = _pair(have, fix) if machine.backend == "xla" else _torch(have, machine, fix)
+    mismatches = list(torch)
     yield from mismatches or _libtpu(have, machine)
-    if xla:
-        yield from _tensorflow(have, machine)
     yield from _of_another_torch(have, fix)
     if imported is not None:
         yield from _imported(have, machine, imported)
@@ -283,21 +281,6 @@ def _libtpu(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]
             "libtpu: never upgrade libtpu or jax alone.",
             fix,
         )
-
-
-def _tensorflow(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
-    """Check for a TensorFlow that takes the TPU from torch_xla in the same process."""
-    for name in ("tensorflow", "tensorflow-tpu"):
-        if machine.chips and {name, "torch_xla"} <= have.versions.keys():
-            yield SetupProblem(
-                "tensorflow",
-                f"{name} {have.versions[name]} is installed: a process that imports both it and "
-                "torch_xla (transformers and tensorboard import it) loses the TPU to TensorFlow, "
-                "or aborts.",
-                f"`pip uninstall -y {name}` and, if you need TensorFlow, `pip install "
-                f"tensorflow-cpu`, {restart_hint(machine.platform)}; or set USE_TF=0 for "
-                "transformers",
-            )
 
 
 def _of_another_torch(have: InstalledPackages, fix: str) -> Iterator[SetupProblem]:

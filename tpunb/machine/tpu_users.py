@@ -80,7 +80,7 @@ def find_tpu_users(root: Path) -> list[TpuUser]:
         return []
     wanted = {os.path.realpath(path) for path in files}
     users: dict[int, TpuUser] = {}
-    for pid in _pids():
+    for pid in map(int, filter(str.isdecimal, os.listdir(_PROC))):
         try:
             held = list(_open_files(pid))
         except OSError:  # the process has just ended, or belongs to another user
@@ -91,10 +91,6 @@ def find_tpu_users(root: Path) -> list[TpuUser]:
         if pid not in users:
             users[pid] = _describe(pid, [])
     return list(users.values())
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir(_PROC) if name.isdecimal()]
 
 
 def _open_files(pid: int) -> Iterator[str]:
