@@ -217,7 +217,7 @@ DUMPS: dict[str, Dump] = {
             "TPU_WORKER_ID": "0",
         },
         folders=_KAGGLE_FOLDERS,
-        behaviour="stalls",
+        behaviour="refuses",
     ),
     "v2-8": _vm("v2-8", "v2", 4, "2,2,1"),
     "v3-8": _vm("v3-8", "v3", 4, "2,2,1", spot=True),

@@ -87,7 +87,6 @@ def inspect_machine(
     cores: int | None = None,
     root: Path | None = None,
     path: Sequence[str] | None = None,
-    python: tuple[int, ...] = (),
     imported: Mapping[str, Any] | None = None,
     answers: Metadata | None = None,
     backend: BackendName | None = None,
@@ -97,10 +96,10 @@ def inspect_machine(
     modules. `answers`: the metadata server's, if it was queried before. `backend` and `why`: the
     backend of runs, and the reason for it; None: the one that the installed packages are for.
 
-    `root`, `path` and `python` describe another machine and interpreter, for tests.
+    `root` and `path` (folders of packages) describe another machine, for tests.
     """
     root = machine.root_of(env) if root is None else root
-    have = packages.read_installed(path, python)
+    have = packages.read_installed(path)
     holders = tuple(tpu_users.find_tpu_users(root))
     if answers is None:
         answers = metadata.read_all(env, root)

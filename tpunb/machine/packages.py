@@ -69,9 +69,7 @@ class InstalledPackages:
         return python | {name: self.versions[name] for name in SHOWN if name in self.versions}
 
 
-def read_installed(
-    path: Sequence[str] | None = None, python: tuple[int, ...] = ()
-) -> InstalledPackages:
+def read_installed(path: Sequence[str] | None = None) -> InstalledPackages:
     """Read the packages of this interpreter, or those in the folders of `path`."""
     versions: dict[str, str] = {}
     requires: dict[str, tuple[str, ...]] = {}
@@ -82,7 +80,7 @@ def read_installed(
             versions[name] = distribution.version
             requires[name] = tuple(distribution.requires or ())
             break
-    return InstalledPackages(python or tuple(sys.version_info[:3]), versions, requires)
+    return InstalledPackages(tuple(sys.version_info[:3]), versions, requires)
 
 
 def release_numbers(version: str) -> tuple[int, ...]:
