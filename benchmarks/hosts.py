@@ -49,13 +49,12 @@ def measure(folder: Path, rounds: int, count: int, ranks: int, seconds: int) -> 
 
 def _once(folder: Path, count: int, ranks: int, seconds: int) -> dict[str, float]:
     folder.mkdir()
-    options = ("--heartbeat", "2s", "--lost-after", "20s", "--patience", "600s")
     train = TRAIN.format(lines=LINES, seconds=seconds)
     with Pod(count, folder) as pod:
         run = RunOnHosts(pod, folder, train, ranks=ranks, hang_timeout=0.0)
         try:
             began = time.time()
-            run.start_all(*options)
+            run.start_all(beat=2.0, lost_after=20.0, patience=600.0)
             until(lambda: _said(run, "begun") == run.spec.world_size, 900)
             first = [float(line.split()[-1]) for line in _lines(run, "begun")]
             here = _here(run, began)

@@ -49,8 +49,15 @@ def _table(fields: list[tuple[Any, Declaration]]) -> str:
         if declared.group != group:
             group = declared.group
             rows.append((f"**{group}**", ""))
-        rows.append((f"`{declared.usage}`", declared.help.replace("%%", "%")))
+        rows.append((f"`{usage(declared)}`", declared.help.replace("%%", "%")))
     return _markdown(rows)
+
+
+def usage(declared: Declaration) -> str:
+    """'--cores N|all'."""
+    value = declared.keywords.get("metavar") or "|".join(declared.keywords.get("choices", ()))
+    words = [value] if isinstance(value, str) else list(value)
+    return " ".join([*declared.names[-1:], *filter(None, words)])
 
 
 def _commands() -> str:
@@ -61,8 +68,8 @@ def _commands() -> str:
         if isinstance(action, argparse._SubParsersAction)
     ]
     for parser in commands.choices.values():
-        usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-        rows.append((f"`{usage.replace(' [-h]', '')}`", str(parser.description)))
+        words = " ".join(parser.format_usage().removeprefix("usage: ").split())
+        rows.append((f"`{words.replace(' [-h]', '')}`", str(parser.description)))
     return _markdown(rows)
 
 

@@ -38,7 +38,6 @@ from tpunb.utils.options import (
     flag,
     option,
     parse_count,
-    parse_duration,
 )
 from tpunb.utils.version import __version__
 
@@ -114,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
         _stop,
         "stop a run, whoever started it, and wait until it has ended",
     )
-    add("node", NodeOptions, _node, "run one host's part of a run on several hosts")
+    add("node", NodeOptions, _node, "run one host's part of a run at a place, for tpunb itself")
     add("clean", CleanOptions, _clean, "remove old runs, after a confirmation")
     add("keep", NoOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
@@ -198,9 +197,6 @@ class DoctorOptions(_RunsFolder):
         metavar="PLACE",
         help="check every host of this place of places.toml, and the connections between them",
     )
-    try_import: bool = flag(
-        "--import", help="also try to import torch and what the backend needs (takes 7 s)"
-    )
 
 
 def _doctor(chosen: DoctorOptions) -> int:
@@ -208,15 +204,9 @@ def _doctor(chosen: DoctorOptions) -> int:
     if chosen.on is not None:
         return _doctor_on(chosen.on, chosen.json)
     from tpunb.display.doctor_report import report_text
-    from tpunb.machine import doctor, environment, packages
+    from tpunb.machine import doctor
 
     report = doctor.inspect_machine(os.environ, runs=chosen.runs)
-    if chosen.try_import:
-        machine = report.machine
-        env = environment.run_environment(
-            os.environ, machine.device, machine=machine, backend=machine.backend
-        )
-        report = report.with_problem(packages.import_problem(env, machine, report.packages))
     if chosen.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
@@ -561,75 +551,29 @@ class NodeOptions:
     """Options of `tpunb node`."""
 
     run: Path = option(
-        "--run", type=Path, default=Path(), metavar="DIR", help="the run's folder on this host"
+        "--run", type=Path, metavar="DIR", help="the run's folder on this host", required=True
     )
-    nnodes: int | None = option(
-        "--nnodes", type=parse_count, metavar="N", help="the number of hosts"
+    node_rank: int = option(
+        "--node-rank", type=parse_count, default=0, metavar="K", help="the number of this host"
     )
-    node_rank: int | None = option(
-        "--node-rank", type=parse_count, metavar="K", help="the number of this host, from 0"
+    address: str = option(
+        "--address", default="", metavar="A", help="the address at which other hosts reach it"
     )
-    rendezvous: str | None = option(
-        "--rendezvous",
-        metavar="HOST:PORT",
-        help="where host 0 listens. Values of --nnodes, --node-rank and --rendezvous that are not "
-        "given come from the platform's variables or metadata server",
-    )
-    address: str | None = option(
-        "--address", metavar="A", help="the address at which other hosts reach this one"
-    )
-    key_file: str | None = option(
-        "--key-file",
-        metavar="FILE",
-        help="the run's key, the same on all hosts (-: the first line of standard input)",
-    )
-    dry_run: bool = flag(
-        "--dry-run", help="print which host this is and the source of each value, run nothing"
-    )
-    stream: bool = flag(
-        "--stream",
-        help="print the run's files as JSON lines; stop the run when standard input closes",
+    leader: str = option("--leader", default="", metavar="A", help="the address of host 0")
+    port: int = option(
+        "--port", type=parse_count, default=0, metavar="N", help="the port at which host 0 listens"
     )
     detach: bool = flag("--detach", help="keep the run going when standard input closes")
     follow: bool = flag("--follow", help="follow a run that is already started; start nothing")
-    since: str | None = option(
-        "--since",
-        metavar="FILE",
-        help="with --follow: JSON with the number of known bytes of each file (-: the first line "
-        "of standard input)",
-    )
-    heartbeat: float = option(
-        "--heartbeat",
-        type=parse_duration,
-        default=2.0,
-        metavar="S",
-        help="time between heartbeats (default: 2)",
-    )
-    lost_after: float = option(
-        "--lost-after",
-        type=parse_duration,
-        default=20.0,
-        metavar="S",
-        help="a host is lost after S without a heartbeat (default: 20)",
-    )
-    patience: float = option(
-        "--patience",
-        type=parse_duration,
-        default=300.0,
-        metavar="S",
-        help="how long hosts wait for each other at the start (default: 5m)",
-    )
 
 
 def _node(chosen: NodeOptions) -> int:
     from tpunb.kernel import node
 
     known = vars(chosen).copy()
-    follow, since = known.pop("follow"), known.pop("since")
+    follow = known.pop("follow")
     order = node.NodeOrder(**known)
-    if follow:
-        return node.follow_node(directory.RunDir(chosen.run), since, order)
-    return node.run_node(order)
+    return node.follow_node(order) if follow else node.run_node(order)
 
 
 @dataclass(frozen=True)

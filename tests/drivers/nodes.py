@@ -39,7 +39,7 @@ def until(what: Any, seconds: float = SOON) -> Any:
 
 
 class NodeProcess:
-    """`tpunb node --stream` on one host."""
+    """`tpunb node` on one host."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process = process
@@ -165,18 +165,16 @@ class RunOnHosts:
         env: Mapping[str, str] | None = None,
         key: str | None = None,
         variables: Mapping[str, str] | None = None,
-        alive_within: float = 0.0,
+        **waits: float,
     ) -> NodeProcess:
-        """Start it on one host."""
+        """Start it on one host. `waits`: of `Start`, in seconds."""
         host = self.hosts[number]
         process = host.popen(
             [
                 *self.program,
                 *("--run", self.folders[number]),
-                *("--nnodes", str(len(self.hosts)), "--node-rank", str(number)),
-                *("--rendezvous", f"{self.hosts[0].address}:{self.port}"),
-                *("--address", host.address, "--key-file", "-", "--stream"),
-                *("--heartbeat", "0.2s", "--lost-after", "3s", "--patience", "60s"),
+                *("--node-rank", str(number), "--address", host.address),
+                *("--leader", self.hosts[0].address, "--port", str(self.port)),
                 *options,
             ],
             env={"PYTHONPATH": str(ROOT), **(env or {})},
@@ -184,15 +182,15 @@ class RunOnHosts:
             stdout=subprocess.PIPE,
         )
         node = NodeProcess(process, self.folders[number])
-        node.send(Start(key or self.key, dict(variables or {}), alive_within))
+        waits = {"beat": 0.2, "lost_after": 3.0, "patience": 60.0, **waits}
+        node.send(Start(key or self.key, dict(variables or {}), **waits))
         self.nodes[number] = node
         return node
 
     def follow(self, number: int, since: Mapping[str, int]) -> NodeProcess:
         """Follow what was started before, from these offsets on."""
-        command = [*self.program, "--run", self.folders[number], "--follow", "--since", "-"]
         process = self.hosts[number].popen(
-            [*command, "--stream"],
+            [*self.program, "--run", self.folders[number], "--follow"],
             env={"PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

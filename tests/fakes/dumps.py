@@ -177,21 +177,21 @@ DUMPS: dict[str, Dump] = {
     ),
     "kaggle-cpu": Dump(
         "kaggle",
-        "Kaggle, interactive session, CPU runtime",
+        "Kaggle, CPU runtime",
         env=_KAGGLE,
         folders=_KAGGLE_FOLDERS,
     ),
     # Kaggle's images for CPU and GPU are built on Colab's, and keep some of its variables.
     "kaggle-gpu": Dump(
         "kaggle",
-        "Kaggle, interactive session, GPU runtime",
+        "Kaggle, GPU runtime",
         env=_KAGGLE | {"COLAB_RELEASE_TAG": _COLAB["COLAB_RELEASE_TAG"]},
         folders=(*_KAGGLE_FOLDERS, "content"),
         files=("dev/nvidia0",),
     ),
     "kaggle-tpu": Dump(
         "kaggle",
-        "Kaggle, interactive session, TPU runtime",
+        "Kaggle, TPU runtime",
         "v5e",
         8,
         "v5litepod-8",
@@ -201,7 +201,7 @@ DUMPS: dict[str, Dump] = {
     ),
     "kaggle-tpu-batch": Dump(
         "kaggle",
-        "Kaggle, batch run, TPU runtime",
+        "Kaggle, TPU runtime",
         "v5e",
         8,
         "v5litepod-8",
@@ -217,7 +217,7 @@ DUMPS: dict[str, Dump] = {
             "TPU_WORKER_ID": "0",
         },
         folders=_KAGGLE_FOLDERS,
-        behaviour="stalls",
+        behaviour="refuses",
     ),
     "v2-8": _vm("v2-8", "v2", 4, "2,2,1"),
     "v3-8": _vm("v3-8", "v3", 4, "2,2,1", spot=True),
@@ -242,7 +242,7 @@ DUMPS: dict[str, Dump] = {
     ),
     "vertex": Dump(
         "vertex",
-        "Vertex AI, training job",
+        "Vertex AI",
         "v5e",
         4,
         "v5litepod-4",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 
+from tests.option_tables import usage
 from tpunb.kernel import options
 from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.options import PARSERS, MagicParser
@@ -96,4 +97,4 @@ def test_help_is_shown_whatever_follows(
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {parser.prog} [-h]")
     for _, declared in declarations(parser.options):
-        assert declared.usage.split()[0] in text
+        assert usage(declared).split()[0] in text

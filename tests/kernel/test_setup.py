@@ -65,7 +65,6 @@ def test_a_tpu_that_another_process_holds(tmp_path: Path) -> None:
     assert [one["id"] for one in told["problems"]] == ["tpu-held", "libtpu-missing"]
     assert all(one.keys() == {"id", "message", "fix"} for one in told["problems"])
     assert [one["pid"] for one in told["held_by"]] == [process.pid]
-    assert "gke: KUBERNETES_SERVICE_HOST is set" in told["signs"]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +88,8 @@ class TestKernel:
         ran = nb.run("%tpu_setup --no-warm", "setup").good()
         assert ran.status.splitlines()[1].startswith("  libtpu")
         rows = dict(re.findall(r"^(\w[\w ]*\w) {2,}(.+)$", ran.status, re.MULTILINE))
-        assert rows["platform"] == "Kaggle, interactive session, TPU runtime"
+        assert rows["platform"] == "Kaggle, TPU runtime"
         assert rows["device"].startswith("v5litepod-8 · 8 chips on this host · 16 GiB HBM a chip")
-        assert re.fullmatch(r"at most 11 h 5\d min", rows["time left"])  # since `made` was made
         assert rows["kernel"] == "uses XLA on CPU, so runs can take the TPU"
         told = json.loads(nb.run("%tpu_setup --no-warm --json", "setup").good().stdout)
         assert (told["platform"], told["cores"], told["kernel_device"]) == ("kaggle", 8, "CPU")

@@ -89,7 +89,7 @@ def test_lost_host_0_is_named_by_the_other_hosts(make: Make, pod: Pod) -> None:
 def test_timeout_names_a_host_that_never_connects(make: Make) -> None:
     run = make("print('done')", count=3)
     for number in (0, 1):
-        run.start(number, "--patience", "2s")
+        run.start(number, patience=2.0)
     assert run.wait() == [1, 1]
     for node in run.nodes.values():
         failure = node.failure()
@@ -154,7 +154,7 @@ def test_port_in_use_is_named(make: Make) -> None:
         "cannot listen for the other hosts: port 29500 of 10.77.0.2: Address already in use"
     )
     # One that meets the first run's host 0 instead of its own says so.
-    other.start(1, "--patience", "2s")
+    other.start(1, patience=2.0)
     assert other.nodes[1].wait() == 1
     failure = other.nodes[1].failure()
     assert f"another program listens there, not run {other.spec.id}" in failure.headline()
@@ -177,8 +177,8 @@ def test_version_mismatch_on_one_host_is_refused_before_the_start(make: Make) ->
 
 def test_host_with_a_wrong_key_is_rejected(make: Make) -> None:
     run = make("print('done')")
-    run.start(0, "--patience", "4s")
-    run.start(1, "--patience", "4s", key="ab" * 32)
+    run.start(0, patience=4.0)
+    run.start(1, patience=4.0, key="ab" * 32)
     assert run.wait() == [1, 1]
     first, second = (run.nodes[number].result().failure for number in (0, 1))
     assert first is not None

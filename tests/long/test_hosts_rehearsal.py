@@ -103,13 +103,13 @@ def ran(
     train: str,
     *,
     meanwhile: Callable[[RunOnHosts], None] = lambda run: None,
-    lost_after: str = "30s",
+    lost_after: float = 30.0,
     besides: Iterable[int] = (),
     **values: Any,
 ) -> RunOnHosts:
     run = RunOnHosts(pod, folder, train, prelude=[DATA], program=REAL, **values)
     try:
-        run.start_all("--lost-after", lost_after, env={"PJRT_DEVICE": "CPU"})
+        run.start_all(lost_after=lost_after, env={"PJRT_DEVICE": "CPU"})
         meanwhile(run)
         for node in run.nodes.values():
             node.wait(240)
@@ -176,7 +176,7 @@ def test_retry_on_hosts_and_lost_link_inside_a_collective(pod: Pod, tmp_path: Pa
                 tmp_path,
                 AGAIN,
                 meanwhile=cut,
-                lost_after="5s",
+                lost_after=5.0,
                 besides=[holder.pid],
                 retries=1,
             )

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.dumps import DUMPS
 from tests.fakes.metadata import FakeMetadataServer
-from tests.machine.machines import machine, patience_with
+from tests.machine.machines import LONG, machine
 from tpunb.machine import environment
 from tpunb.machine.machine import detect_machine
 
@@ -60,7 +60,7 @@ def found(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> d
     for name in EXPECTED:
         dump = DUMPS[name]
         with machine(name, tmp_path_factory.mktemp(name)) as made:
-            here = detect_machine(made.env, patience=patience_with(made))
+            here = detect_machine(made.env, patience=LONG)
             env = environment.run_environment(made.env, here.device, machine=here)
         server = FakeMetadataServer(dump.metadata, "answers")
         servers.append(server.__enter__())

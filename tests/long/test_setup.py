@@ -16,22 +16,6 @@ from tests.machine.machines import machine
 pytestmark = pytest.mark.usefixtures("lent")
 
 
-def test_doctor_import_option_shows_a_broken_torch_xla(tmp_path: Path) -> None:
-    with machine("laptop", tmp_path) as made:
-        made.file("broken/torch_xla/__init__.py", "raise ImportError('undefined symbol: _ZN2at')")
-        made.env["PYTHONPATH"] = str(made.root / "broken")
-        env = made.env | {"PYTHONPATH": f"{made.root / 'broken'}:{ROOT}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "tpunb", "doctor", "--import"],
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 1
-    assert "ImportError: undefined symbol: _ZN2at" in done.stdout
-    assert "--force-reinstall" in done.stdout
-
-
 def test_device_busy_error_names_the_cell_that_took_the_tpu(nb: Kernel, made: FakeMachine) -> None:
     device = made.root / "dev/vfio/0"
     taking = f"import torch_xla\ntorch_xla.device()\nheld = open({str(device)!r})"

@@ -16,10 +16,7 @@ from tpunb.runs.spec import BackendName
 
 LONG = 60.0
 """Time-out in seconds: 0.25 s is too short on a machine that is busy with other tests."""
-SHORT = 0.3
-"""Time-out in seconds for a server that never answers."""
 metadata.PATIENCE = LONG
-_STALLED: set[str] = set()
 PAIR = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "ipykernel": "6.17.1"}
 """Colab's packages, which fit together."""
 TORCH_TPU = {"torch": "2.13.0+cpu", "torch_tpu": "0.2.0", "libtpu": "0.0.52"}
@@ -37,17 +34,7 @@ def machine(name: str, root: Path) -> Iterator[FakeMachine]:
             return
         with FakeMetadataServer(dump.metadata, dump.behaviour) as server:
             made.env["GCE_METADATA_HOST"] = server.host
-            if dump.behaviour == "stalls":
-                _STALLED.add(server.host)
-            try:
-                yield made
-            finally:
-                _STALLED.discard(server.host)
-
-
-def patience_with(made: FakeMachine) -> float:
-    """Run with the metadata server of a dump's machine."""
-    return SHORT if made.env.get("GCE_METADATA_HOST") in _STALLED else LONG
+            yield made
 
 
 def look(
@@ -55,22 +42,17 @@ def look(
     packages: Mapping[str, str] = PAIR,
     *,
     needs: Mapping[str, Any] | None = None,
-    python: tuple[int, ...] = (3, 12, 1),
-    patience: float | None = None,
     backend: BackendName | None = "xla",
     **values: Any,
 ) -> SetupReport:
-    """The report with these packages installed. `patience`: for the metadata server. `backend`:
-    None for the one that they are for.
-    """
+    """The report with these packages installed. `backend`: None for the one that they are for."""
     path = [made.packages(packages, needs)]
-    told = metadata.read_all(made.env, made.root, patience or patience_with(made))
+    told = metadata.read_all(made.env, made.root, LONG)
     return doctor.inspect_machine(
         made.env,
         runs=made.root / "runs",
         root=made.root,
         path=path,
-        python=python,
         answers=told,
         backend=backend,
         **values,

@@ -64,7 +64,7 @@ def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("v6e-8", {"CONSUMER_PROJECT_ID": ""}, {}, "does not name it as a TPU VM"),
         ("v6e-8", {}, {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "a Kaggle session, which costs quota"),
         ("v6e-8", {}, {"COLAB_RELEASE_TAG": "x"}, r"a Colab runtime: .*runtime.unassign\(\)"),
-        ("v6e-8", {}, {"KUBERNETES_SERVICE_HOST": "x"}, "a container of GKE"),
+        ("v6e-8", {}, {"KUBERNETES_SERVICE_HOST": "x"}, r"Google Cloud \(Kubernetes"),
         ("gce", {}, {}, r"is not recognised as a TPU VM of Google Cloud"),
         ("laptop", {}, {}, r"is not recognised as a TPU VM of Google Cloud"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes import torch_tpu
 from tests.fakes.dumps import DUMPS
-from tests.machine.machines import machine, patience_with
+from tests.machine.machines import LONG, machine
 from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine, detect_machine
@@ -91,7 +91,6 @@ def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
         "OMP_PROC_BIND": "true",
         "GOMP_CPU_AFFINITY": "0",
         "TPU_VISIBLE_CHIPS": "0",
-        "XRT_TPU_CONFIG": "tpu_worker;0;localhost:51011",
         "TPU_NAME": "my-tpu",
     }
     on_tpu = environment.run_environment(kernel, "TPU")
@@ -108,7 +107,7 @@ def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
 @pytest.mark.usefixtures("starts_processes")
 def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Path) -> None:
     with machine("v5e-8", tmp_path) as made:
-        here = detect_machine(made.env, patience=patience_with(made))
+        here = detect_machine(made.env, patience=LONG)
         kept = environment.run_environment(made.env, "TPU", machine=here)
         assert kept["TPUNB_XLA_CACHE"] == str(made.root / "root/.cache/tpunb/xla/v5e")
         assert "TPUNB_XLA_CACHE" not in environment.run_environment(made.env, "CPU", machine=here)
@@ -126,7 +125,7 @@ def test_programs_are_kept_on_a_tpu_only_and_where_the_person_says(tmp_path: Pat
 @pytest.mark.parametrize("name", DUMPS)
 def test_every_platforms_environment_is_a_new_dict_with_reasons(name: str, tmp_path: Path) -> None:
     with machine(name, tmp_path) as made:
-        here = detect_machine(made.env, patience=patience_with(made))
+        here = detect_machine(made.env, patience=LONG)
         before = dict(made.env)
         changes = environment.environment_changes(made.env, here.device, here)
         made_for_run = environment.run_environment(made.env, here.device, machine=here)
@@ -150,7 +149,7 @@ def test_a_kernel_that_used_the_tpu_itself_does_not_leave_ranks_its_one_chip(
         "TPU_PROCESS_BOUNDS": "1,1,1",
     }
     with machine("gke", tmp_path) as made:
-        here = detect_machine(made.env, patience=patience_with(made))
+        here = detect_machine(made.env, patience=LONG)
         plain = environment.run_environment(made.env, "TPU", machine=here)
         assert environment.run_environment(made.env | one_chip, "TPU", machine=here) == plain
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.dumps import DUMPS
 from tests.fakes.machine import FakeMachine
-from tests.fakes.metadata import Behaviour, FakeMetadataServer
-from tests.machine.machines import LONG, SHORT, TORCH_TPU, ids, look, machine
-from tpunb.machine import environment, resources
+from tests.fakes.metadata import FakeMetadataServer
+from tests.machine.machines import TORCH_TPU, ids, look, machine
+from tpunb.machine import environment, hardware
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -36,11 +35,6 @@ def test_colab_and_kaggle_say_where_a_tpu_is_had(tmp_path: Path) -> None:
             del made.env["PJRT_DEVICE"]
             (advice,) = look(made).advice
             assert (advice.id, menu in advice.fix) == ("no-tpu-runtime", True)
-
-
-@pytest.mark.parametrize("value", ["CUDA", "GPU", "tpu"])
-def test_a_device_that_is_none(value: str, tmp_path: Path) -> None:
-    assert "pjrt-device" in ids(look(FakeMachine(tmp_path, {"PJRT_DEVICE": value})))[1]
 
 
 def test_a_tpu_that_is_not_used(tmp_path: Path) -> None:
@@ -70,41 +64,16 @@ def test_device_files_that_cannot_be_opened(
     assert f"`sudo chmod a+rw {made.root}/dev/vfio/0 " in problem.fix
 
 
-@pytest.mark.parametrize("behaviour", ["stalls", "refuses", "not Google's"])
-def test_no_metadata_server_that_helps(behaviour: Behaviour, tmp_path: Path) -> None:
-    """metadata-connection-refused, tpu-version-metadata-timeout: runs get the topology."""
+def test_runs_get_the_topology_where_no_metadata_server_has_it(tmp_path: Path) -> None:
+    """metadata-connection-refused, tpu-version-metadata-timeout, metadata-tpu-env-404."""
     made = FakeMachine(tmp_path).chips("v4", 4)
-    with FakeMetadataServer({}, behaviour) as server:
+    with FakeMetadataServer({}, "refuses") as server:
         made.env["GCE_METADATA_HOST"] = server.host
-        found = look(made, patience=SHORT if behaviour == "stalls" else LONG)
-    assert ids(found) == ([], ["metadata"])
-    assert "v4-8, one host" in found.advice[0].message
-    after = made.env | environment.tpu_topology(made.env, found.machine)  # the fix
-    made.env.update(after)
-    assert look(made).advice == ()
-
-
-def test_a_server_without_tpu_env(tmp_path: Path) -> None:
-    """failed-to-get-tpu-metadata, metadata-tpu-env-404."""
-    with machine("colab-tpu", tmp_path) as made:
-        (advice,) = look(made).advice
-    assert (advice.id, "has no tpu-env (404)" in advice.message) == ("metadata", True)
-
-
-def test_a_topology_that_nobody_knows(tmp_path: Path) -> None:
-    made = FakeMachine(tmp_path).chips("v5e", 3)
-    (problem,) = look(made).problems
-    assert problem.id == "topology"
-    assert "--net=host" in problem.fix
-    given = {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-3",
-        "TPU_HOST_BOUNDS": "1,1,1",
-        "TPU_CHIPS_PER_HOST_BOUNDS": "1,3,1",
-        "TPU_WORKER_ID": "0",
-    }
-    made.env.update(given)  # the fix
-    assert look(made).problems == ()
+        found = look(made)
+    assert ids(found) == ([], [])
+    told = environment.tpu_topology(made.env, found.machine)
+    assert told["TPU_ACCELERATOR_TYPE"] == "v4-8"
+    assert environment.tpu_topology(made.env | told, found.machine) == {}
 
 
 def test_a_topology_of_which_a_part_is_missing_is_completed(tmp_path: Path) -> None:
@@ -122,22 +91,13 @@ def test_one_host_of_several(tmp_path: Path) -> None:
         found = look(made)
         alone = look(made, cores=1)  # the fix
     (problem,) = found.problems
-    assert problem.id == "pod"
-    assert "host 1 of the 4 of a v5litepod-16" in problem.message
+    assert (problem.id, problem.fix) == ("cores", "`%tpu_setup --cores 1`")
     refused = found.machine.check_cores(4)
     assert refused is not None
     assert refused.startswith("4 cores: this is host 1 of the 4 of a v5litepod-16")
     assert alone.problems == ()
     assert alone.machine.check_cores(1) is None
     assert environment.tpu_topology(made.env, found.machine) == {}
-
-
-def test_chips_that_are_missing(tmp_path: Path) -> None:
-    """pod-subset-hangs-host-bounds: a part of a slice would wait for the rest for ever."""
-    env = dict(DUMPS["gke"].env)
-    (problem,) = look(FakeMachine(tmp_path, env).chips("v5e", 4)).problems
-    assert problem.id == "chips-missing"
-    assert "v5litepod-8 has 8 chips, but this machine shows 4" in problem.message
 
 
 def test_v2_and_v3_have_one_rank(tmp_path: Path) -> None:
@@ -158,52 +118,12 @@ def test_v2_and_v3_have_one_rank(tmp_path: Path) -> None:
     assert (found.machine.generation, found.cores) == ("v2 or v3", 1)
 
 
-def test_variables_that_do_harm_or_nothing(tmp_path: Path) -> None:
-    env = {"XLA_USE_BF16": "1", "XRT_TPU_CONFIG": "tpu_worker;0;localhost:51011"}
-    found = look(FakeMachine(tmp_path, env))
-    assert ids(found) == ([], ["downcast", "retired-variables"])
-    assert look(FakeMachine(tmp_path / "b", {"XLA_USE_BF16": "0"})).advice == ()
-
-
 def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = FakeMachine(tmp_path).memory(0.5)
-    (advice,) = look(made).advice
-    assert advice.id == "memory"
-    assert "only 512 MiB of memory is free; 4 ranks need about 1000 MiB" in advice.message
-    assert look(made, cores=2).advice == ()  # the fix
-    made.memory(8)
-    monkeypatch.setattr(resources, "LITTLE_DISK", 2**60)
-    assert ids(look(made)) == (["disk"], [])
-    monkeypatch.undo()
-    made.folder("dev/shm")
-    monkeypatch.setattr(resources, "LITTLE_SHM", 2**60)
-    assert ids(look(made)) == ([], ["shm"])
-
-
-def test_the_time_that_kaggle_gives(tmp_path: Path) -> None:
-    with machine("kaggle-cpu", tmp_path) as made:
-        assert look(made).room.left == pytest.approx(12 * 3600, abs=300)
-    with machine("laptop", tmp_path / "laptop") as made:
-        assert look(made).room.left is None
-
-
-def test_little_time_that_kaggle_leaves(tmp_path: Path) -> None:
-    with machine("kaggle-cpu", tmp_path) as made:
-        began = time.time() - 11.5 * 3600
-        os.utime(made.folder("proc/1").root / "proc/1", (began, began))
-        found = look(made)
-    (advice,) = [one for one in found.advice if one.id == "time"]
-    assert re.match(r"this session ends in (29|30) min at the latest", advice.message)
-    assert "tpunb.save(state, step)" in advice.fix
-
-
-def test_a_generation_that_torch_xla_hardly_knows(tmp_path: Path) -> None:
-    made = FakeMachine(tmp_path, {"TPU_ACCELERATOR_TYPE": "tpu7x-8"}).chips("v7x", 4)
-    found = look(made)
-    assert found.machine.generation == "v7x"
-    (advice,) = [one for one in found.advice if one.id == "v7x"]
-    assert "TorchTPU supports it" in advice.message
-    assert "v7x" not in ids(look(FakeMachine(tmp_path / "older").chips("v6e", 4)))[1]
+    made = FakeMachine(tmp_path).folder("dev/shm")
+    assert ids(look(made)) == ([], [])
+    monkeypatch.setattr(hardware, "LITTLE_DISK", 2**60)
+    monkeypatch.setattr(hardware, "LITTLE_SHM", 2**60)
+    assert ids(look(made)) == (["disk"], ["shm"])
 
 
 def on_vfio(root: Path, generation: str, chips: int) -> FakeMachine:
@@ -225,17 +145,7 @@ def test_torchtpu_has_a_rank_for_each_device(
     made = on_vfio(tmp_path, generation, chips)
     found = look(made, TORCH_TPU, backend="torchtpu")
     assert (found.machine.device, found.cores) == ("TPU", cores)
-    assert ids(found) == ([], ["tcmalloc"])
-    made.env["LD_PRELOAD"] = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"  # the fix
-    assert ids(look(made, TORCH_TPU, backend="torchtpu")) == ([], [])
-    made.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    assert ids(look(made, TORCH_TPU, backend="torchtpu")) == ([], ["autoload"])
-
-
-def test_torchtpu_does_not_ask_what_torch_xla_needs(tmp_path: Path) -> None:
-    env = {"PJRT_DEVICE": "CUDA", "XLA_USE_BF16": "1", "XRT_TPU_CONFIG": "tpu_worker;0;localhost"}
-    made = FakeMachine(tmp_path, env).chips("v5e", 3)  # a topology that torch_xla does not know
-    assert ids(look(made, TORCH_TPU, backend="torchtpu")) == ([], ["tcmalloc"])
+    assert ids(found) == ([], [])
 
 
 def test_chips_that_torch_tpu_cannot_open(tmp_path: Path) -> None:
@@ -258,15 +168,6 @@ def test_torchtpu_refuses_a_generation_that_it_does_not_know(tmp_path: Path) -> 
     assert refused == "4 cores: TorchTPU does not support TPU v3; torch_xla (the backend xla) does"
 
 
-def test_one_host_of_several_for_torchtpu(tmp_path: Path) -> None:
-    with machine("v5e-16", tmp_path) as made:
-        found = look(made, TORCH_TPU, backend="torchtpu")
-        alone = look(made, TORCH_TPU, backend="torchtpu", cores=1)  # the fix
-    (problem,) = found.problems
-    assert (problem.id, problem.fix) == ("pod", "`%tpu_setup --cores 1`")
-    assert alone.problems == ()
-
-
 def test_a_tpu_that_the_backend_torch_does_not_use(tmp_path: Path) -> None:
     with machine("v5e-8", tmp_path) as made:
         found = look(made, {"torch": "2.13.0+cpu"}, backend="torch")
@@ -285,25 +186,10 @@ def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
     assert look(made).machine.memory == 8 * 2**30
 
 
-def test_credentials_are_named_and_never_shown(tmp_path: Path) -> None:
-    made = FakeMachine(tmp_path, {"HF_TOKEN": "hf_secret"})
-    made.file("root/.kaggle/kaggle.json", '{"key": "secret"}')
-    kept = made.root / "root/.kaggle/kaggle.json"
-    kept.chmod(0o644)
-    found = look(made)
-    places = [(one.service, one.place) for one in found.credentials]
-    assert places == [("Kaggle", str(kept)), ("Hugging Face", "HF_TOKEN")]
-    assert "secret" not in str(found.to_json())
-    (advice,) = found.advice
-    assert advice.fix == f"`chmod 600 {kept}`"
-    kept.chmod(0o600)  # the fix
-    assert look(made).advice == ()
-
-
 def test_the_page_names_everything_that_can_be_found() -> None:
     folder = Path(environment.__file__).parent
     source = "".join(path.read_text() for path in folder.glob("*.py"))
     found = set(re.findall(r'Problem\(\s*"([a-z0-9-]+)"', source))
-    assert len(found) > 30
+    assert len(found) > 15
     page = (folder.parents[1] / "docs/setup.md").read_text()
     assert {one for one in found if f"`{one}`" not in page} == set()

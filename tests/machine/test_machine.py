@@ -50,18 +50,6 @@ def test_a_device_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     assert machine.detect_machine({}, folder).chips == 1
 
 
-@pytest.mark.parametrize(
-    ("env", "platform"),
-    [
-        ({}, "local"),
-        ({"COLAB_RELEASE_TAG": "release-colab"}, "colab"),
-        ({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, "kaggle"),
-    ],
-)
-def test_platforms(env: dict[str, str], platform: str) -> None:
-    assert machine.detect_machine(env).platform == platform
-
-
 def test_how_many_cores_can_run() -> None:
     laptop = machine.Machine("local", "CPU", 0, "", 2, 8 * 2**30)
     assert laptop.check_cores(1) is None

@@ -15,14 +15,8 @@ EXPECTED_ADVICE = {
     "colab-cpu": ["no-tpu-runtime"],
     "colab-gpu": ["no-tpu-runtime"],
     "colab-enterprise": ["no-tpu-runtime"],
-    "colab-tpu": ["metadata"],
     "kaggle-cpu": ["no-tpu-runtime"],
     "kaggle-gpu": ["no-tpu-runtime"],
-    "kaggle-tpu": ["metadata"],
-    "v2-8": ["two-devices"],
-    "v3-8": ["two-devices"],
-    "vertex": ["metadata"],
-    "container": ["metadata"],
 }
 
 
@@ -39,9 +33,7 @@ def test_each_platform(name: str, tmp_path: Path) -> None:
     assert here.device == ("TPU" if dump.chips else "CPU")
     assert here.accelerator_type == dump.accelerator_type
     assert (here.workers, here.worker, here.spot) == (dump.workers, dump.worker, dump.spot)
-    assert ids(found) == (["pod"] if dump.workers > 1 else [], EXPECTED_ADVICE.get(name, []))
-    signs = [sign for sign in here.signs if sign.startswith(dump.platform)]
-    assert len(signs) >= 2 or dump.platform == "local"
+    assert ids(found) == (["cores"] if dump.workers > 1 else [], EXPECTED_ADVICE.get(name, []))
 
 
 def test_no_sign_alone_is_needed(tmp_path: Path) -> None:
@@ -59,20 +51,3 @@ def test_no_sign_alone_is_needed(tmp_path: Path) -> None:
 def test_one_folder_is_not_enough(tmp_path: Path) -> None:
     (tmp_path / "content").mkdir()
     assert platform.find_platform({}, tmp_path, Metadata(), 0).name == "local"
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_what_is_known_of_a_chip(tmp_path: Path) -> None:
-    facts = {}
-    for name in ("v2-8", "v4-8", "v5e-8", "v5p-8", "v6e-8"):
-        with machine(name, tmp_path / name) as made:
-            told = look(made).to_json()
-        keys = ("cores_per_chip", "devices_per_chip", "hbm_per_chip_gib")
-        facts[name] = [told[key] for key in keys]
-    assert facts == {
-        "v2-8": [2, 2, 16],
-        "v4-8": [2, 1, 32],
-        "v5e-8": [1, 1, 16],
-        "v5p-8": [2, 1, 95],
-        "v6e-8": [1, 1, 32],
-    }

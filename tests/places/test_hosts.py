@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.machine.hosts import split_port
 from tpunb.places import hosts, remote
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError
@@ -123,11 +122,6 @@ def test_fetch_refuses_an_archive_with_outside_paths(
     with pytest.raises(HostsError, match=r"\.\./outside is not in the run folder"):
         place.fetch(["checkpoints"], run.path, hosts=[0])
     assert not (tmp_path / "outside").exists()
-
-
-def test_rendezvous_with_an_ipv6_address(place: HostsPlace) -> None:
-    words = shlex.split(place._node(1, 0, ""))
-    assert split_port(words[words.index("--rendezvous") + 1]) == ("fd00::1", 8470)
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -87,7 +87,7 @@ def result_of(state: RunState, **values: object) -> Line:
 
 
 def hello(host: int) -> Line:
-    return Hello("run", host, 2, f"h{host}", "a", "flags", "a:1")
+    return Hello("run", host, f"h{host}")
 
 
 def followed(run: RunDir, place: ScriptedPlace) -> RunResult | None:

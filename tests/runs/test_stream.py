@@ -12,7 +12,7 @@ from tpunb.runs.stream import Alive, Append, End, Hello, Line, Replace, Start, S
 @pytest.mark.parametrize(
     "line",
     [
-        Hello("20261123-1-nb", 1, 4, "h1", "10.0.0.3", "flags", "10.0.0.2:29400", {"torch": "2.9"}),
+        Hello("20261123-1-nb", 1, "h1"),
         Append("attempts/0/3/stdout.log", 17, b"\xff\x00 text\n", 1.5),
         Replace("attempts/0/3/pulse", bytes(80)),
         Replace("attempts/0/0/figure-1.png", bytes(80)),

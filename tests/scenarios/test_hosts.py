@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.drivers.nodes import ROOT, RunOnHosts, until
+from tests.drivers.nodes import RunOnHosts, until
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
 from tpunb.runs.spec import FailureKind, RunState, StopCause
@@ -188,7 +187,7 @@ def _children(pid: int) -> list[int]:
 
 def test_timeout_if_host_0_is_never_reachable(make: Make) -> None:
     run = make("print('done')")
-    run.start(1, "--patience", "2s")
+    run.start(1, patience=2.0)
     assert run.wait() == [1]
     failure = run.nodes[1].failure()
     assert failure.headline() == (
@@ -212,7 +211,7 @@ def test_stop_of_all_hosts_when_the_starting_kernel_has_gone(make: Make) -> None
 @pytest.mark.parametrize("number", [0, 1])
 def test_stop_of_a_host_before_it_has_connected(make: Make, number: int) -> None:
     run = make(GO_ON)
-    node = run.start(number, "--patience", "500s")
+    node = run.start(number, patience=500.0)
     until(lambda: "ordered" in node.text("supervisor.log"))
     run.stop(number)
     assert run.wait() == [130]
@@ -279,33 +278,6 @@ def test_strangers_who_reach_the_port_of_host_0(make: Make, pod: Pod) -> None:
     assert run.wait() == [130, 130]
     assert run.nodes[0].result().reason == "enough"
     assert run.nodes[0].result().failures == ()
-
-
-def test_node_rank_is_detected_from_tpu_worker_variables(make: Make, pod: Pod) -> None:
-    run = make("print('done')")
-    key = Path(run.spec.cwd, "key")
-    key.write_text(run.key)
-    started = [
-        host.popen(
-            [*run.program, "--run", run.folders[number], "--key-file", key],
-            env={
-                "PYTHONPATH": str(ROOT),
-                "TPU_WORKER_ID": str(number),
-                "TPU_WORKER_HOSTNAMES": "10.77.0.2,10.77.0.3",
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-        for number, host in enumerate(run.hosts)
-    ]
-    said = [process.communicate(timeout=60)[0].decode() for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    assert said[1].startswith(
-        "tpunb: host 1 of 2 (h1, 10.77.0.3), known from TPU_WORKER_ID and TPU_WORKER_HOSTNAMES; "
-        "host 0 listens at 10.77.0.2:29477\n"
-    )
-    assert "[2] done\n" in said[1]
-    assert "has ended: succeeded" in said[1]
 
 
 STORE = """

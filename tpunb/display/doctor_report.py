@@ -13,7 +13,7 @@ from tpunb.machine.doctor import SetupReport
 from tpunb.machine.problem import SetupProblem
 from tpunb.runs.spec import count_cores
 from tpunb.utils.terminal import PaintedText, Style, join, paint
-from tpunb.utils.text import duration, memory_size
+from tpunb.utils.text import memory_size
 
 _GOOD, _BAD = "#2da44e", "#e5534b"
 _FAINT = "opacity:0.7"
@@ -100,37 +100,18 @@ def _rows(report: SetupReport) -> list[tuple[str, str]]:
     names = " · ".join(
         f"{name} {version}" for name, version in report.packages.main_versions().items()
     )
-    ranks = "1 rank needs" if report.cores == 1 else f"{report.cores} ranks need"
-    memory = f"{memory_size(room.memory)} free; {ranks} about {memory_size(room.needed)}"
     disk = f"{memory_size(room.disk)} free in {room.runs}"
     if room.shm is not None:
         disk += f" · /dev/shm {memory_size(room.shm)}"
-    rows = [("platform", machine.kind), ("backend", _backend(report))]
+    backend = f"{machine.backend} (because {report.why})" if report.why else machine.backend
+    rows = [("platform", machine.kind), ("backend", backend)]
     rows += [("device", _device(report)), ("versions", names)]
     if len(machine.rank_counts) > 1:
         rows.append(("cores", f"{machine.name_rank_counts()} on this host"))
-    rows += [("memory", memory), ("disk", disk)]
-    if room.cache:
-        rows.append(("compiled", f"kept in {room.cache} ({memory_size(room.cached)})"))
-    if report.credentials:
-        services = ", ".join(f"{login.service} ({login.place})" for login in report.credentials)
-        rows.append(("credentials", services))
+    rows += [("memory", f"{memory_size(machine.memory)} free"), ("disk", disk)]
     if report.price is not None:
         rows.append(("price", str(report.price)))
-    if room.left is not None:
-        rows.append(("time left", f"at most {duration(room.left)}"))
     return rows
-
-
-def _backend(report: SetupReport) -> str:
-    """'torchtpu (torch 2.13.0, torch_tpu 0.2.0; because cell [1] imports torch_tpu)'."""
-    backend = report.machine.backend
-    packages = {"xla": ("torch", "torch_xla"), "torchtpu": ("torch", "torch_tpu")}.get(backend)
-    versions = report.packages.versions
-    named = [f"{name} {versions[name]}" for name in packages or ("torch",) if name in versions]
-    why = f"because {report.why}" if report.why else ""
-    inside = "; ".join(filter(None, [", ".join(named), why]))
-    return f"{backend} ({inside})" if inside else backend
 
 
 def _device(report: SetupReport) -> str:

@@ -70,7 +70,7 @@ def require_free_tpu(env: Mapping[str, str]) -> None:
     """Raise DeviceBusyError if a process that does not take turns with runs holds the TPU."""
     root = machine.root_of(env)
     for wait in (_LEAVING, 0):
-        holders = [holder for holder in tpu_users.find_tpu_users(root).holders if not holder.living]
+        holders = [holder for holder in tpu_users.find_tpu_users(root) if not holder.living]
         if not holders:
             return
         time.sleep(wait)

@@ -53,8 +53,6 @@ _OTHER_PLATFORMS = {
     "kaggle": "a Kaggle session, which costs quota: «Stop session» ends it; a batch run ends by "
     "itself",
     "colab": "a Colab runtime: `from google.colab import runtime; runtime.unassign()` ends it",
-    "gke": "a container of GKE: its machine ends with the job or the node pool",
-    "vertex": "a machine of Vertex AI: a job ends by itself; stop a workbench on its page",
 }
 """Platforms where `--stop-when-done` cannot stop the machine, and how each one ends."""
 
@@ -83,25 +81,22 @@ class TpuVm:
             raise _refused(str(error)) from None
         addresses = [endpoint.get("ipAddress") for endpoint in node.networkEndpoints or ()]
         scheduling = node.schedulingConfig or {}
-        delete = (
-            "Upload results (`%tpu_data DIR --upload gs://…`), then `gcloud compute tpus tpu-vm "
-            f"delete {self.name} --zone={self.zone} --project={self.project}` on another machine"
-        )
+        what = ""
         if len(addresses) > 1:
+            what = f"one of {len(addresses)} hosts of a TPU slice, which cannot be stopped"
+        elif scheduling.get("spot") or scheduling.get("preemptible"):
+            what = "a spot VM, which cannot be started again after a stop"
+        if what:
             raise _refused(
-                f"this is one of {len(addresses)} hosts of a TPU slice, which Google Cloud cannot "
-                f"stop, only delete, together with their disks. {delete}"
+                f"this is {what}. Upload results (`%tpu_data DIR --upload gs://…`), then `gcloud "
+                f"compute tpus tpu-vm delete {self.name} --zone={self.zone} "
+                f"--project={self.project}` on another machine"
             )
         if addresses != [self.address] or node.acceleratorType != self.accelerator_type:
             raise _refused(
                 f"the TPU VM that Google Cloud lists as {self.name} in {self.zone} is another "
                 f"machine: {node.acceleratorType} at {', '.join(map(str, addresses))}, not this "
                 f"{self.accelerator_type} at {self.address}"
-            )
-        if scheduling.get("spot") or scheduling.get("preemptible"):
-            raise _refused(
-                "this is a spot VM, which cannot be started again after a stop: results on its "
-                f"disk would be lost. {delete}"
             )
         if node.state != "READY":
             raise _refused(f"the state of {self.name} is {node.state}, not READY")
@@ -147,10 +142,7 @@ def find_tpu_vm(env: Mapping[str, str]) -> TpuVm:
     if here.platform in _OTHER_PLATFORMS:
         raise _refused(f"this is {_OTHER_PLATFORMS[here.platform]}")
     if here.platform != "gcp-tpu-vm":
-        raise _refused(
-            "this machine is not recognised as a TPU VM of Google Cloud "
-            f"({here.kind}; metadata server: {here.metadata.state})"
-        )
+        raise _refused(f"this machine is not recognised as a TPU VM of Google Cloud ({here.kind})")
     keys = ("NODE_ID", "ZONE", "CONSUMER_PROJECT_ID", "ACCELERATOR_TYPE")
     values = [here.metadata.tpu_env.get(key, "") for key in keys]
     values.append(here.metadata.values.get("ip", ""))
@@ -388,7 +380,7 @@ def reason_to_wait(order: StopOrder) -> str:
     kernels = dict(_kernels())
     if busy := [pid for pid in kernels if kernels[pid]]:
         return f"a cell runs in a notebook (process {busy[0]})"
-    for user in tpu_users.find_tpu_users(machine.root_of(os.environ)).holders:
+    for user in tpu_users.find_tpu_users(machine.root_of(os.environ)):
         # Kernels with a file are idle; a rank left over from an ended run does not count.
         if user.pid not in kernels and (user.kind != "run" or user.living):
             return f"{user.describe()} has the TPU"

@@ -41,13 +41,6 @@ _METRICS_PORTS = "TPU_RUNTIME_METRICS_PORTS"
 """Read by libtpu; without it, all processes of a host would serve port 8431."""
 _PINNING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """With these, each process would pin its threads to the same processors, the first ones."""
-RETIRED = tuple(
-    "COLAB_TPU_ADDR TPU_IP_ADDRESS XRT_DEVICE_MAP XRT_HOST_ORDINAL XRT_LOCAL_WORKER "
-    "XRT_MESH_SERVICE_ADDRESS XRT_MULTI_PROCESSING_DEVICE XRT_SHARD_ORDINAL "
-    "XRT_SHARD_WORLD_SIZE XRT_TPU_CONFIG XRT_WORKERS".split()
-)
-"""Variables of XRT and of TPU nodes, which torch_xla has not read since about 2.0."""
-
 _AT_IMPORT = (
     *("PYTHON", "LD_", "TORCH_", "ATEN_", "MALLOC_", "GLIBC_"),
     *(env_vars.BACKEND, env_vars.DEVICE),
@@ -88,7 +81,6 @@ def environment_changes(
     of_one = _of_one_chip(env) if device == "TPU" else []
     for names, reason in (
         (_RANK_VARIABLES, "set by another launcher; every rank gets its own"),
-        (RETIRED, "for TPU nodes and XRT, which no longer exist"),
         (_PINNING, "it would pin all ranks to the same processors"),
         (of_one, "for a single process; every rank gets its own chip"),
     ):
@@ -186,26 +178,13 @@ def _of_libraries(env: Mapping[str, str]) -> Iterator[EnvChange]:
         )
 
 
-def needs_topology(env: Mapping[str, str], machine: Machine) -> bool:
-    """True if torch_xla gets the topology neither from `env` nor from the metadata server."""
-    if not machine.chips:
-        return False
-    if env.get("TPU_SKIP_MDS_QUERY"):
-        return not all(
-            any(name in env for name in names)
-            for names in (
-                ("TPU_ACCELERATOR_TYPE",),
-                ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
-                ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
-                ("CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"),
-            )
-        )
-    return "ACCELERATOR_TYPE" not in machine.metadata.tpu_env
-
-
 def tpu_topology(env: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    """Variables to add because torch_xla cannot find out the topology; {} if it can."""
-    if not needs_topology(env, machine) or machine.workers > 1:
+    """Variables to add because torch_xla gets the topology neither from `env` nor from the
+    metadata server; {} if it does, and for hosts of larger slices.
+    """
+    if not machine.chips or machine.workers > 1:
+        return {}
+    if not env.get("TPU_SKIP_MDS_QUERY") and "ACCELERATOR_TYPE" in machine.metadata.tpu_env:
         return {}
     known = tpu.topology_variables(machine.accelerator_type, machine.chips)
     return {name: value for name, value in known.items() if not env.get(name)}

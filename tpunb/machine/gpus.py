@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,14 +34,8 @@ def has_cuda(path: Sequence[str]) -> bool:
     """
     for folder in path:
         try:
-            tree = ast.parse((Path(folder) / "torch/version.py").read_text(encoding="utf-8"))
-        except (OSError, SyntaxError):
+            text = (Path(folder) / "torch/version.py").read_text(encoding="utf-8")
+        except OSError:
             continue
-        return not any(
-            isinstance(node, ast.AnnAssign)
-            and ast.unparse(node.target) == "cuda"
-            and isinstance(node.value, ast.Constant)
-            and node.value.value is None
-            for node in tree.body
-        )
+        return re.search(r"^cuda\b.*=\s*None\s*$", text, re.MULTILINE) is None
     return True

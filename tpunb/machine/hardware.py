@@ -1,131 +1,82 @@
-"""Finds problems with the device: a TPU that is missing, incomplete or in use."""
+"""Finds problems with a TPU that is missing, cannot be opened, or is in use, and with disks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from tpunb.backends.torchtpu.loading import AUTOLOAD
-from tpunb.machine import environment, tpu
+from tpunb.machine import tpu
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
-from tpunb.machine.tpu_users import TpuUsers
+from tpunb.machine.tpu_users import TpuUser
+from tpunb.utils.text import memory_size
 
-_DOWNCASTS = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+LITTLE_DISK = 2 * 2**30
+"""Bytes. With less free, a few checkpoints fill the disk."""
+LITTLE_SHM = 256 * 2**20
+"""Bytes. With less, DataLoader workers die with a bus error: batches go through /dev/shm."""
 
 
 def hardware_problems(
-    machine: Machine, holding: TpuUsers, env: Mapping[str, str], root: Path, cores: int
+    machine: Machine, holders: Iterable[TpuUser], root: Path, cores: int
 ) -> Iterator[SetupProblem]:
-    """Yield all problems with the device, the most severe first. `cores`: ranks of a run."""
-    if machine.backend == "xla":
-        yield from _device_of_xla(machine, env)
-    elif machine.backend == "torchtpu":
-        yield from _device_of_torchtpu(machine, env, root)
-    elif machine.chips:
-        yield SetupProblem(
-            "tpu-not-used",
-            f"this machine has {machine.chips} TPU chips, but the backend torch does not use them.",
-            "use the backend torchtpu or xla to train on the TPU",
-            must=False,
-        )
-    if machine.device == "CPU" and not machine.chips and (how := _get_a_tpu(machine)):
-        yield SetupProblem(
-            "no-tpu-runtime",
-            f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU.",
-            how,
-            must=False,
-        )
-    if machine.device == "TPU" and machine.chips:
-        yield from _files(machine, root)
-        yield from _held(holding)
-        yield from _slice(machine, cores)
-        if machine.backend == "xla":
-            yield from _topology(machine, env)
-    if machine.backend == "xla":
-        yield from _variables(env)
-
-
-def _device_of_torchtpu(
-    machine: Machine, env: Mapping[str, str], root: Path
-) -> Iterator[SetupProblem]:
+    """Yield all problems with the device. `holders`: of the TPU. `cores`: ranks of a run."""
+    if not machine.chips:
+        yield from _no_tpu(machine)
+        return
     if (why := machine.why_not_torchtpu()) is not None:
-        yield SetupProblem(
-            "torchtpu-generation",
-            f"{why}.",
-            "use the backend xla, with torch 2.9 and torch_xla 2.9",
-        )
-    elif machine.chips and not machine.vfio_chips and tpu.device_files(root):
-        yield SetupProblem(
-            "torchtpu-device-files",
-            "torch_tpu opens a chip through /dev/vfio/N, where N is its IOMMU group, and finds "
-            f"none of this machine's {machine.chips} TPU chips there: runs are rehearsals on the "
-            "CPU.",
-            "start a container with `--privileged --net=host`; on a VM whose image has "
-            "/dev/accel* instead, choose an image with /dev/vfio, or use the backend xla",
-        )
-    elif machine.chips and not machine.vfio_chips:
+        fix = "use the backend xla, with torch 2.9 and torch_xla 2.9"
+        yield SetupProblem("torchtpu-generation", f"{why}.", fix)
+        return
+    if machine.device == "TPU" or machine.backend == "torchtpu":
         yield from _files(machine, root)
+    else:
+        yield _not_used(machine)
     if machine.device == "TPU":
-        yield from _loading(env)
+        yield from _held(holders)
+        if (why := machine.check_cores(cores)) is not None:
+            fix = f"`%tpu_setup --cores {min(machine.rank_counts)}`"
+            yield SetupProblem("cores", f"{why}.", fix)
 
 
-def _loading(env: Mapping[str, str]) -> Iterator[SetupProblem]:
-    """Check how torch_tpu is loaded, and the allocator that it wants."""
-    if env.get(AUTOLOAD) == "0":
-        yield SetupProblem(
-            "autoload",
-            f"{AUTOLOAD} is 0, so `import torch` does not load torch_tpu: code without "
-            "`import torch_tpu` has no device 'tpu'.",
-            f"unset {AUTOLOAD}, and restart the kernel",
-            must=False,
-        )
-    if "tcmalloc" not in env.get("LD_PRELOAD", ""):
-        yield SetupProblem(
-            "tcmalloc",
-            "tcmalloc is not loaded. torch_tpu warns that the host's part of a step is slower "
-            "without it.",
-            "`sudo apt-get install -y google-perftools`, and start Jupyter with "
-            "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
-            must=False,
-        )
-
-
-def _device_of_xla(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
-    wanted = env.get("PJRT_DEVICE", "")
-    if wanted not in ("", "CPU", "TPU"):
-        yield SetupProblem(
-            "pjrt-device",
-            f"PJRT_DEVICE is {wanted}, but runs of tpunb use a TPU, or the CPU for rehearsals.",
-            "unset PJRT_DEVICE, or set it to TPU or CPU",
-            must=False,
-        )
-    if wanted == "TPU" and not machine.chips:
+def _no_tpu(machine: Machine) -> Iterator[SetupProblem]:
+    menu = {
+        "colab": "for a TPU: Runtime > Change runtime type > v5e-1 TPU or v6e-1 TPU",
+        "kaggle": "for a TPU: Settings > Accelerator > TPU v5e-8 (the session restarts)",
+    }.get(machine.platform)
+    if machine.device == "TPU":
         yield SetupProblem(
             "no-tpu",
             "PJRT_DEVICE is TPU, but there is no TPU on this machine's PCI bus.",
-            _get_a_tpu(machine) or "unset PJRT_DEVICE: runs are then rehearsals on the CPU",
+            menu or "unset PJRT_DEVICE: runs are then rehearsals on the CPU",
         )
-    elif wanted == "CPU" and machine.chips:
+    elif machine.device == "CPU" and menu is not None:
         yield SetupProblem(
-            "tpu-not-used",
-            f"this machine has {machine.chips} TPU chips, but PJRT_DEVICE=CPU keeps runs off them.",
-            "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU",
+            "no-tpu-runtime",
+            f"{machine.kind}: this machine has no TPU, so runs are rehearsals on the CPU.",
+            menu,
             must=False,
         )
 
 
-def _get_a_tpu(machine: Machine) -> str:
-    return {
-        "colab": "for a TPU: Runtime > Change runtime type > v5e-1 TPU or v6e-1 TPU",
-        "kaggle": "for a TPU: Settings > Accelerator > TPU v5e-8 (the session restarts)",
-    }.get(machine.platform, "")
+def _not_used(machine: Machine) -> SetupProblem:
+    if machine.backend == "xla":
+        why = "PJRT_DEVICE=CPU keeps runs off them"
+        fix = "unset PJRT_DEVICE (`del os.environ['PJRT_DEVICE']`) to train on the TPU"
+    else:
+        why = "the backend torch does not use them"
+        fix = "use the backend torchtpu or xla to train on the TPU"
+    message = f"this machine has {machine.chips} TPU chips, but {why}."
+    return SetupProblem("tpu-not-used", message, fix, must=False)
 
 
 def _files(machine: Machine, root: Path) -> Iterator[SetupProblem]:
     """Check the chips' device files, which a container may lack."""
     files = tpu.device_files(root)
+    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
     if not files:
         yield SetupProblem(
             "no-device-files",
@@ -134,9 +85,16 @@ def _files(machine: Machine, root: Path) -> Iterator[SetupProblem]:
             "start the container with `--privileged --net=host` (GKE: request `google.com/tpu` "
             "in the pod's resources)",
         )
-        return
-    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
-    if closed:
+    elif machine.device != "TPU":
+        yield SetupProblem(
+            "torchtpu-device-files",
+            "torch_tpu opens a chip through /dev/vfio/N, where N is its IOMMU group, and finds "
+            f"none of this machine's {machine.chips} TPU chips there: runs are rehearsals on the "
+            "CPU.",
+            "start a container with `--privileged --net=host`; on a VM whose image has "
+            "/dev/accel* instead, choose an image with /dev/vfio, or use the backend xla",
+        )
+    elif closed:
         yield SetupProblem(
             "device-files-closed",
             f"this user cannot open {len(closed)} of the TPU's {len(files)} device files: "
@@ -145,116 +103,57 @@ def _files(machine: Machine, root: Path) -> Iterator[SetupProblem]:
         )
 
 
-def _held(holding: TpuUsers) -> Iterator[SetupProblem]:
-    for holder in holding.holders:
-        if not (holder.kind == "run" and holder.living):
+def _held(holders: Iterable[TpuUser]) -> Iterator[SetupProblem]:
+    living: dict[str, SetupProblem] = {}
+    for holder in holders:
+        if not holder.living:
             yield SetupProblem("tpu-held", f"the TPU is held by {holder.describe()}.", holder.fix())
-    living = [holder for holder in holding.holders if holder.kind == "run" and holder.living]
-    for name in sorted({holder.name for holder in living}):
-        first = next(holder for holder in living if holder.name == name)
-        yield SetupProblem(
-            "tpu-in-use",
-            f"run {Path(name).name} is using the TPU; the next run waits for it.",
-            first.fix(),
-            must=False,
-        )
-    if holding.lock == "forbidden" and not holding.holders:
-        unseen = (
-            f" (the open files of {holding.unreadable} processes of other users cannot be read)"
-            if holding.unreadable
-            else ""
-        )
-        yield SetupProblem(
-            "lock-file",
-            f"{holding.lock_file} belongs to {holding.lock_user} and cannot be opened, so libtpu "
-            f"takes the TPU to be in use, whether or not it is{unseen}.",
-            "look for processes that use the TPU with `sudo lsof -w /dev/accel* /dev/vfio/*`; if "
-            f"there is none, `sudo rm {holding.lock_file}`",
-        )
+            continue
+        message = f"run {Path(holder.name).name} is using the TPU; the next run waits for it."
+        living[holder.name] = SetupProblem("tpu-in-use", message, holder.fix(), must=False)
+    yield from living.values()
 
 
-def _slice(machine: Machine, cores: int) -> Iterator[SetupProblem]:
-    parsed = tpu.parse_accelerator_type(machine.accelerator_type)
-    xla = machine.backend == "xla"
-    if xla and machine.devices_per_chip > 1:
-        yield SetupProblem("two-devices", f"{machine.why_one_rank()}.", "`--cores 1`", must=False)
-    if xla and machine.generation == "v7x":
-        yield SetupProblem(
-            "v7x",
-            "torch_xla 2.9 knows TPU v7x by name only, so runs may fail; TorchTPU supports it.",
-            "use the backend torchtpu, with torch 2.11 or later and torch_tpu, or a TPU v4, v5e, "
-            "v5p or v6e",
-            must=False,
-        )
-    alone = min(machine.rank_counts, default=1)
-    if machine.workers > 1 and cores > alone:
-        fix = f"`%tpu_setup --cores {alone}`"
-        yield SetupProblem("pod", f"{machine.why_this_host_alone()}.", fix)
-    elif machine.workers == 1 and parsed is not None and parsed[1] > machine.chips:
-        yield SetupProblem(
-            "chips-missing",
-            f"a {machine.accelerator_type} has {parsed[1]} chips, but this machine shows "
-            f"{machine.chips}: it is either one host of several, without the variables that name "
-            "the others, or a container with only some of the chips.",
-            "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID on every host, or give the container "
-            "all chips",
-        )
+# --- Disk and shared memory ---
 
 
-def _topology(machine: Machine, env: Mapping[str, str]) -> Iterator[SetupProblem]:
-    """Check whether torch_xla can find out the topology without the metadata server's answer."""
-    if not environment.needs_topology(env, machine):
-        return
-    state = machine.metadata.state
-    why = (
-        "has no tpu-env (404)"
-        if state == "answers"
-        else {
-            "stalls": "does not answer in time",
-            "refuses": "refuses connections",
-            "unknown name": "has no address on this machine",
-            "not Google's": "is not Google's",
-        }.get(state, "was not queried")
-    )
-    if environment.tpu_topology(env, machine):
-        yield SetupProblem(
-            "metadata",
-            f"the metadata server, which torch_xla queries for the TPU's topology, {why}. Runs "
-            f"get it from their environment instead ({machine.accelerator_type}, one host).",
-            "nothing to do for runs; for other programs set TPU_SKIP_MDS_QUERY=1 and the "
-            "variables that `%%tpu_train --dry-run` lists",
-            must=False,
-        )
-    else:
-        yield SetupProblem(
-            "topology",
-            "the TPU's topology is not known: the metadata server "
-            f"{why}, and not all of the variables TPU_ACCELERATOR_TYPE, TPU_HOST_BOUNDS, "
-            "TPU_CHIPS_PER_HOST_BOUNDS and TPU_WORKER_ID are set. torch_xla fails with 'Failed to "
-            "get TPU metadata', or waits.",
-            "start the container with --net=host, or set TPU_SKIP_MDS_QUERY=1 and those variables",
-        )
+@dataclass(frozen=True)
+class Resources:
+    """Resources that a run can exhaust, in bytes."""
+
+    runs: str
+    """Folder of the run folders."""
+    disk: int
+    """Free bytes on the disk of the run folders."""
+    shm: int | None
+    """Size of /dev/shm; None if the machine has no /dev/shm."""
 
 
-def _variables(env: Mapping[str, str]) -> Iterator[SetupProblem]:
-    for name in _DOWNCASTS:
-        if env.get(name, "0") not in ("", "0"):
-            yield SetupProblem(
-                "downcast",
-                f"{name} is set: torch_xla computes in bfloat16 although the tensors' types still "
-                "read float32, and will stop doing so in a later release.",
-                f"unset {name}, and use `model.to(torch.bfloat16)` or "
-                "`torch.autocast('xla', dtype=torch.bfloat16)`",
-                must=False,
-            )
-    retired = sorted(name for name in environment.RETIRED if name in env)
-    if retired:
+def measure_resources(root: Path, runs: Path) -> Resources:
+    """Measure the disk of `runs`, or of its nearest parent that exists, and /dev/shm."""
+    shm, folder = root / "dev/shm", runs
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    shared = shutil.disk_usage(shm).total if shm.is_dir() else None
+    return Resources(str(runs), shutil.disk_usage(folder).free, shared)
+
+
+def resource_problems(room: Resources) -> Iterator[SetupProblem]:
+    """Yield a problem for each resource that is running out."""
+    if room.disk < LITTLE_DISK:
         yield SetupProblem(
-            "retired-variables",
-            f"{', '.join(retired)}: only torch_xla before 2.0 reads "
-            f"{'them' if len(retired) > 1 else 'it'}, and runs do not get "
-            f"{'them' if len(retired) > 1 else 'it'}.",
-            "remove the lines that set them from the notebook; PJRT_DEVICE=TPU has replaced them, "
-            "and tpunb sets it for runs",
+            "disk",
+            f"only {memory_size(room.disk)} is free on the disk of the runs ({room.runs}).",
+            "remove old runs with `tpunb clean`, or keep runs on another disk with "
+            "`%tpu_setup --runs DIR`",
+            must=room.disk < LITTLE_DISK / 20,
+        )
+    if room.shm is not None and room.shm < LITTLE_SHM:
+        yield SetupProblem(
+            "shm",
+            f"/dev/shm has only {memory_size(room.shm)}: DataLoader workers send their batches "
+            "through it, and die with a bus error when it is full.",
+            "start the container with `--shm-size=8g` (Kubernetes: mount an emptyDir with medium "
+            "Memory at /dev/shm), or use num_workers=0",
             must=False,
         )

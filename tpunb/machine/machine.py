@@ -36,8 +36,6 @@ class Machine:
     """Free bytes for new processes."""
     kind: str = "this machine"
     """See `platform.Platform.kind`."""
-    signs: tuple[str, ...] = ()
-    """See `platform.Platform.signs`."""
     accelerator_type: str = ""
     """'v5litepod-16': that of the whole slice to which this host belongs; empty if unknown."""
     workers: int = 1
@@ -231,7 +229,6 @@ def machine_from_metadata(env: Mapping[str, str], root: Path, answers: Metadata)
         processors=len(cpus.allowed_cpus()),
         memory=memory.available_memory(root) or 0,
         kind=platform.kind,
-        signs=platform.signs,
         accelerator_type=named or tpu.type_of(generation, count),
         workers=max(1, len(hosts)),
         worker=int(number) if number.isdecimal() else 0,

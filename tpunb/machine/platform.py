@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpunb.machine.metadata import Metadata
-from tpunb.machine.tpu import device_files
 
 # A variable that only one platform sets is enough by itself. Kaggle comes first: its images
 # are built on Colab's. Colab and Kaggle come before Kubernetes, which they may run on.
@@ -39,66 +38,37 @@ class Platform:
     name: str
     """'colab', 'kaggle', 'vertex', 'gke', 'gcp-tpu-vm' or 'local' (any other machine)."""
     kind: str
-    """More precise description for people: 'Kaggle, batch run', 'Colab Enterprise'."""
-    signs: tuple[str, ...]
-    """All signs found, also of other platforms: 'colab: COLAB_GPU is set'."""
+    """More precise description for people: 'Kaggle, TPU runtime', 'Colab Enterprise, …'."""
 
 
 def find_platform(env: Mapping[str, str], root: Path, metadata: Metadata, chips: int) -> Platform:
     """Recognise the platform by its signs. `chips`: TPU chips on the PCI bus."""
-    signs: list[str] = []
-    name = ""
+    name = "gcp-tpu-vm" if chips or "accelerator-type" in metadata.values else "local"
     for platform, variables in _VARIABLES.items():
-        seen = [f"{variable} is set" for variable in variables if variable in env]
-        weight = _ENOUGH * len(seen)
-        folders = [folder for folder in _FOLDERS[platform] if (root / folder).is_dir()]
-        seen += [f"/{folder} exists" for folder in folders]
-        weight += len(folders)
-        if weight >= _ENOUGH and not name:
+        weight = _ENOUGH * sum(variable in env for variable in variables)
+        weight += sum((root / folder).is_dir() for folder in _FOLDERS[platform])
+        if weight >= _ENOUGH:
             name = platform
-        signs += [f"{platform}: {sign}" for sign in seen]
-    vm_signs = list(_vm_signs(env, root, metadata, chips))
-    signs += [f"gcp-tpu-vm: {sign}" for sign in vm_signs]
-    if not name and (chips or "accelerator-type" in metadata.values) and vm_signs:
-        name = "gcp-tpu-vm"
-    name = name or "local"
-    return Platform(name, _kind(name, env, root, metadata, chips), tuple(signs))
-
-
-def _vm_signs(env: Mapping[str, str], root: Path, metadata: Metadata, chips: int) -> Iterator[str]:
-    """Yield the signs of a Google Cloud VM with a TPU, or of a container on one."""
-    if chips:
-        yield f"{chips} TPU chips on the PCI bus"
-    if files := device_files(root):
-        yield f"/{files[0].relative_to(root)} exists"
-    for key in ("accelerator-type", "tpu-env"):
-        if key in metadata.values:
-            yield f"the metadata server has {key}"
-    for name in ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_NAME"):
-        if name in env:
-            yield f"{name} is set"
+            break
+    return Platform(name, _kind(name, env, root, metadata, chips))
 
 
 def _kind(platform: str, env: Mapping[str, str], root: Path, metadata: Metadata, chips: int) -> str:
     gpu = (root / "dev/nvidia0").exists()
     runtime = "TPU runtime" if chips else "GPU runtime" if gpu else "CPU runtime"
     if platform == "kaggle":
-        how = env.get("KAGGLE_KERNEL_RUN_TYPE", "").lower()
-        if env.get("KAGGLE_IS_COMPETITION_RERUN"):
-            how = "competition rerun"
-        session = {"interactive": "interactive session", "batch": "batch run"}.get(how, how)
-        return ", ".join(filter(None, ["Kaggle", session, runtime]))
+        return f"Kaggle, {runtime}"
     if platform == "colab":
         enterprise = "COLAB_ENTERPRISE" in env or env.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE"
         return f"Colab{' Enterprise' if enterprise else ''}, {runtime}"
     if platform == "vertex":
-        return "Vertex AI, " + ("training job" if "VERTEX_PRODUCT" not in env else "workbench")
+        return "Vertex AI"
     if platform == "gke":
         cluster = "cluster-name" in metadata.values or "TPU_WORKER_HOSTNAMES" in env
         return "GKE, a container" if cluster else "Kubernetes, a container"
     contained = (root / ".dockerenv").exists() or (root / "run/.containerenv").exists()
     if platform == "gcp-tpu-vm":
         return "Google Cloud TPU VM" + (", in a container" if contained else "")
-    if metadata.state == "answers":
+    if metadata.answers:
         return "Google Cloud VM without a TPU"
     return "a container" if contained else "this machine"

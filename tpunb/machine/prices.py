@@ -16,20 +16,7 @@ SOURCE = "skypilot-org/skypilot-catalog, catalogs/v8/gcp/vms.csv at 006059e"
 DATE = "2026-11-21"
 
 _Rates = dict[str, tuple[float, float | None]]
-_SINGLE: dict[str, _Rates] = {
-    # Only slices of one host; larger ones have other rates.
-    "v2": {
-        "asia-east1": (1.305, 0.3915),
-        "europe-west4": (1.2375, 0.3155625),
-        "us-central1": (1.125, 0.3375),
-    },
-    "v3": {
-        "europe-west4": (2.2, 0.561),
-        "us-central1": (2.0, 0.51),
-        "us-east1": (2.0, None),
-    },
-}
-_ANY: dict[str, _Rates] = {
+_RATES: dict[str, _Rates] = {
     "v4": {"us-central2": (3.22, 0.9215)},
     "v5e": {
         "asia-east1": (1.38948, 0.55579),
@@ -79,9 +66,8 @@ def price(accelerator_type: str, zone: str, spot: bool) -> Price | None:
     if parsed is None:
         return None
     generation, count = parsed
-    rates = _ANY if generation.name in _ANY else _SINGLE if count == 4 else {}
     region = zone.rpartition("-")[0]
-    by_use = rates.get(generation.name, {}).get(region)
+    by_use = _RATES.get(generation.name, {}).get(region)
     rate = by_use[spot] if by_use is not None else None
     if rate is None:
         return None

@@ -1,4 +1,4 @@
-"""TPU generations: their chips and cores, and the names of accelerator types.
+"""TPU generations: their chips, and the names of accelerator types.
 
 Nothing in this module opens a TPU: chips are counted on the PCI bus.
 """
@@ -22,8 +22,6 @@ class Generation:
     """Prefix of accelerator types: 'v5litepod'."""
     counts: int
     """How much each chip adds to the number of an accelerator type: v4-8 has 4 chips."""
-    cores: int
-    """Cores per chip."""
     devices: int
     """Devices that torch_xla 2.9 counts in a process that has one chip."""
     hbm: int
@@ -32,19 +30,19 @@ class Generation:
     """Peak TFLOP/s per chip in bfloat16."""
 
 
-# Names, counts, cores, memory and teraflops: Google's pages on each generation
+# Names, counts, memory and teraflops: Google's pages on each generation
 # (docs.cloud.google.com/tpu, read 2026-11; v2: 180 for the 4 chips of a board) and
 # tpu_info/device.py 0.14; devices: torch_xla 2.9, _internal/tpu.py.
 GENERATIONS = {
     one.name: one
     for one in (
-        Generation("v2", "v2", counts=2, cores=2, devices=2, hbm=16, teraflops=45),
-        Generation("v3", "v3", counts=2, cores=2, devices=2, hbm=32, teraflops=123),
-        Generation("v4", "v4", counts=2, cores=2, devices=1, hbm=32, teraflops=275),
-        Generation("v5e", "v5litepod", counts=1, cores=1, devices=1, hbm=16, teraflops=197),
-        Generation("v5p", "v5p", counts=2, cores=2, devices=1, hbm=95, teraflops=459),
-        Generation("v6e", "v6e", counts=1, cores=1, devices=1, hbm=32, teraflops=918),
-        Generation("v7x", "tpu7x", counts=2, cores=2, devices=1, hbm=192, teraflops=2307),
+        Generation("v2", "v2", counts=2, devices=2, hbm=16, teraflops=45),
+        Generation("v3", "v3", counts=2, devices=2, hbm=32, teraflops=123),
+        Generation("v4", "v4", counts=2, devices=1, hbm=32, teraflops=275),
+        Generation("v5e", "v5litepod", counts=1, devices=1, hbm=16, teraflops=197),
+        Generation("v5p", "v5p", counts=2, devices=1, hbm=95, teraflops=459),
+        Generation("v6e", "v6e", counts=1, devices=1, hbm=32, teraflops=918),
+        Generation("v7x", "tpu7x", counts=2, devices=1, hbm=192, teraflops=2307),
     )
 }
 TORCH_TPU_RANKS = {

@@ -26,7 +26,6 @@ _OF_A_RUN = re.compile(r"(.+)/attempts/\d+/[^/]+/[^/]+")
 _KERNELS = ("ipykernel", "colab_kernel_launcher")
 
 Kind = Literal["own_kernel", "kernel", "run", "process"]
-Lock = Literal["absent", "free", "held", "forbidden"]
 
 
 @dataclass(frozen=True)
@@ -73,58 +72,25 @@ class TpuUser:
         return os.geteuid() == 0 or self.user == user_name(os.geteuid())
 
 
-@dataclass(frozen=True)
-class TpuUsers:
-    """The processes that hold this machine's TPU, and the state of its lock."""
-
-    holders: tuple[TpuUser, ...] = ()
-    unreadable: int = 0
-    """Number of other users' processes whose open files cannot be read."""
-    lock: Lock = "absent"
-    """State of libtpu's lock file: 'free' is harmless; 'forbidden' belongs to another user, and no
-    process holds it."""
-    lock_file: str = f"/{LOCK}"
-    lock_user: str = ""
-
-
-def find_tpu_users(root: Path) -> TpuUsers:
+def find_tpu_users(root: Path) -> list[TpuUser]:
     """Search all processes of the machine, if it has device files or the lock file of a TPU."""
     files = tpu.device_files(root)
     lock_file = root / LOCK
     if not files and not lock_file.exists():
-        return TpuUsers()
+        return []
     wanted = {os.path.realpath(path) for path in files}
     users: dict[int, TpuUser] = {}
-    unreadable = 0
-    above = _ancestors(os.getpid())
-    for pid in _pids():
+    for pid in map(int, filter(str.isdecimal, os.listdir(_PROC))):
         try:
             held = list(_open_files(pid))
-        except PermissionError:
-            unreadable += 1
-            continue
-        except OSError:  # the process has just ended
+        except OSError:  # the process has just ended, or belongs to another user
             continue
         if wanted.intersection(held):
-            users[pid] = _describe(pid, held, above)
-    lock: Lock = "absent"
-    if lock_file.exists():
-        lock = "free" if os.access(lock_file, os.R_OK | os.W_OK) else "forbidden"
-        for pid in _lockers(lock_file):
-            lock = "held"
-            if pid not in users:
-                users[pid] = _describe(pid, [], above)
-    return TpuUsers(
-        tuple(users.values()),
-        unreadable,
-        lock,
-        str(lock_file),
-        user_name(lock_file.stat().st_uid) if lock != "absent" else "",
-    )
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir(_PROC) if name.isdecimal()]
+            users[pid] = _describe(pid, held)
+    for pid in _lockers(lock_file) if lock_file.exists() else ():
+        if pid not in users:
+            users[pid] = _describe(pid, [])
+    return list(users.values())
 
 
 def _open_files(pid: int) -> Iterator[str]:
@@ -136,7 +102,7 @@ def _open_files(pid: int) -> Iterator[str]:
             continue
 
 
-def _describe(pid: int, held: list[str], above: set[int]) -> TpuUser:
+def _describe(pid: int, held: list[str]) -> TpuUser:
     command = _read(pid, "cmdline").replace("\0", " ").strip()
     user = "?"
     with contextlib.suppress(FileNotFoundError):  # it has just ended
@@ -145,11 +111,11 @@ def _describe(pid: int, held: list[str], above: set[int]) -> TpuUser:
         match = _OF_A_RUN.fullmatch(path)
         if match is not None and (folder := RunDir(match.group(1))).spec.exists():
             return TpuUser(pid, "run", user, command, str(folder.path), folder.is_running())
+    if pid == os.getpid():
+        return TpuUser(pid, "own_kernel", user, command)
     if any(name in command for name in _KERNELS):
-        if pid in above:
-            return TpuUser(pid, "own_kernel", user, command)
         return TpuUser(pid, "kernel", user, command, _notebook(pid))
-    return TpuUser(pid, "own_kernel" if pid == os.getpid() else "process", user, command)
+    return TpuUser(pid, "process", user, command)
 
 
 def _notebook(pid: int) -> str:
@@ -165,21 +131,12 @@ def _lockers(path: Path) -> list[int]:
     """Processes of all users that have locked a file, from /proc/locks."""
     inode = str(path.stat().st_ino)
     pids = []
-    for line in _lines(_PROC / "locks"):
-        parts = line.split()
-        if len(parts) >= 6 and parts[1] != "->" and parts[5].rpartition(":")[2] == inode:
-            pids.append(int(parts[4]))
+    with contextlib.suppress(OSError):  # some sandboxes have no /proc/locks
+        for line in (_PROC / "locks").read_text(encoding="utf-8").splitlines():
+            parts = line.split()
+            if len(parts) >= 6 and parts[1] != "->" and parts[5].rpartition(":")[2] == inode:
+                pids.append(int(parts[4]))
     return [pid for pid in pids if pid > 0]
-
-
-def _ancestors(pid: int) -> set[int]:
-    found = set()
-    while pid > 0 and pid not in found:
-        found.add(pid)
-        # The name, in parentheses, may contain spaces: count the fields from its end.
-        fields = _read(pid, "stat").rpartition(")")[2].split()
-        pid = int(fields[1]) if len(fields) > 1 else 0
-    return found
 
 
 def _read(pid: int, name: str) -> str:
@@ -187,10 +144,3 @@ def _read(pid: int, name: str) -> str:
         return (_PROC / str(pid) / name).read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended, or belongs to another user
         return ""
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # some sandboxes have no /proc/locks
-        return []

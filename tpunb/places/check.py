@@ -52,7 +52,6 @@ class HostReport:
     """Free bytes on that folder's disk."""
     taken: tuple[int, ...]
     """Ports that are in use."""
-    uv: str
     rsync: str
     time: float
     """Seconds since the epoch, by its clock."""

@@ -117,9 +117,9 @@ class HostsPlace(Place):
         """The command that unpacks the run folder on a host and becomes its supervisor."""
         placed = self.placed
         node = [
-            "node", "--run", placed.folders[host], "--nnodes", str(len(placed.hosts)),
-            "--node-rank", str(host), "--rendezvous", f"[{placed.addresses[0]}]:{placed.port}",
-            "--address", placed.addresses[host], "--key-file", "-", "--stream",
+            "node", "--run", placed.folders[host], "--node-rank", str(host),
+            "--address", placed.addresses[host],
+            "--leader", placed.addresses[0], "--port", str(placed.port),
             *(["--detach"] if placed.detached else []),
         ]  # fmt: skip
         unpack = remote_command(
@@ -192,7 +192,7 @@ class HostsPlace(Place):
     def _follow_again(self, host: int, since: Mapping[str, int]) -> None:
         """Follow a run that is running or has ended, from the offsets `since` on."""
         folder = self.placed.folders[host]
-        words = ["-m", "tpunb", "node", "--run", folder, "--follow", "--since", "-", "--stream"]
+        words = ["-m", "tpunb", "node", "--run", folder, "--follow"]
         command = f"cd / && exec {self.placed.python} {shlex.join(words)}"
         first = (json.dumps(dict(since)) + "\n").encode()
         self._connect(host, command, first + b"".join(map(stream.encode, self._stops)))

@@ -84,7 +84,6 @@ def main() -> None:
         "chips_seen": bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")),
         "free": shutil.disk_usage(existing(folder)).free,
         "taken": taken(address, asked["ports"]),
-        "uv": shutil.which("uv") or "",
         "rsync": shutil.which("rsync") or "",
         "time": time.time(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from tpunb.machine.machine import Machine
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Device, Price
 from tpunb.utils.text import duration
-
-_SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
 
 
 @dataclass(frozen=True)

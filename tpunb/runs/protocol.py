@@ -83,11 +83,9 @@ class JoinHosts:
     facts: dict[str, str]
     """Properties that must be equal on all hosts, by name."""
     beat: float = 2.0
-    """Seconds between two heartbeats."""
+    """As in `runs.stream.Start`, like the next two."""
     lost_after: float = 20.0
-    """Seconds without a heartbeat after which a host is lost."""
     patience: float = 300.0
-    """Seconds that hosts wait for each other before the run begins."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The lines that `tpunb node --stream` writes to standard output and reads from standard input.
+"""The lines that `tpunb node` writes to standard output and reads from standard input.
 
     tpunb node  ──> its parent     Hello, then Append and Replace as files grow, End
     its parent  ──> tpunb node     Start first, then Stop, Alive; a stream that closes, or is silent
@@ -54,28 +54,13 @@ WHOLE = (".json", ".png", "/pulse")
 
 @dataclass(frozen=True)
 class Hello:
-    """The first line: which host this is, and how it found out."""
+    """The first line: this host takes part in the run."""
 
     run: str
     """The run's id."""
     node_rank: int
-    nnodes: int
     host: str
     """The host's display name."""
-    address: str
-    """The address at which the other hosts reach it."""
-    source: str
-    """The source of node rank and hosts: 'flags', 'the metadata server', …"""
-    rendezvous: str
-    """HOST:PORT at which host 0 listens; the actual port if port 0 was requested."""
-    versions: dict[str, str] = field(default_factory=dict)
-    """The versions of tpunb, python, torch and torch_xla; '' for a package not installed."""
-    chips: int = 0
-    """The number of TPU chips of this host."""
-    pid: int = 0
-    """The process that stops the run on this host at SIGTERM."""
-    time: float = 0.0
-    """The time of this host's clock, to compare it with others."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,7 @@ class End:
 
 @dataclass(frozen=True)
 class Start:
-    """The first line to a node that reads its key from standard input (`--key-file -`)."""
+    """The first line to a node that starts a run."""
 
     key: str
     """The run's key in hexadecimal digits: hosts prove to each other that they have it."""
@@ -119,6 +104,12 @@ class Start:
     alive_within: float = 0.0
     """Seconds without a line after which the parent counts as gone (a connection that is cut does
     not close); 0 for never."""
+    beat: float = 2.0
+    """Seconds between two heartbeats of the hosts' supervisors."""
+    lost_after: float = 20.0
+    """Seconds without a heartbeat after which a host is lost."""
+    patience: float = 300.0
+    """Seconds that hosts wait for each other before the run begins."""
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,6 @@ class Declaration:
     keywords: Mapping[str, Any]
     """Further arguments of `add_argument`."""
 
-    @property
-    def usage(self) -> str:
-        """The usage, `--cores N|all`, as shown in help and docs."""
-        value = self.keywords.get("metavar") or "|".join(self.keywords.get("choices", ()))
-        words = [value] if isinstance(value, str) else list(value)
-        return " ".join([*self.names[-1:], *filter(None, words)])
-
 
 def option(
     *names: str,

@@ -113,4 +113,4 @@ def test_scripts_and_the_doctor(packages: dict[str, str], tmp_path: Path) -> Non
     launch = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
     assert run(*launch, "script.py").count("total [2.0] tpu:0") == 2
     shown = run("-m", "tpunb", "doctor")
-    assert "torch_tpu 0.2.0; because torch_tpu is installed" in shown
+    assert "torchtpu (because torch_tpu is installed)" in shown

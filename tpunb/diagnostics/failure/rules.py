@@ -75,7 +75,7 @@ def _with_commands(step: str, platform: str) -> str:
     for mark, tpu in (("{pair}", True), ("{pair without libtpu}", False)):
         if mark in step:
             have = packages.read_installed()
-            pair = packages.best_pair(platform, have.python) or packages.PAIRS[0]
+            pair = packages.best_pair(platform)
             command = packages.install_command(pair, platform, tpu=tpu, have=have)
             step = step.replace(mark, f"`{command}`")
     return step

@@ -142,7 +142,7 @@ def _holder(result: RunResult) -> str | None:
     """The other processes that hold the TPU on which a run has just failed."""
     if result.device != "TPU" or time.time() - result.ended > _JUST_NOW:
         return None
-    holders = tpu_users.find_tpu_users(machine.root_of(os.environ)).holders
+    holders = tpu_users.find_tpu_users(machine.root_of(os.environ))
     return ", ".join(holder.describe() for holder in holders) or None
 
 
