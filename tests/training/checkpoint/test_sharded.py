@@ -67,6 +67,6 @@ def test_sharded_model_that_only_rank_0_saves_is_no_checkpoint(
 @pytest.mark.usefixtures("outside_run")
 def test_sharded_values_that_cannot_be_saved_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     for inside, partial in ranks.values(sharded.refused, 2, str(tmp_path), "cpu"):
-        assert "state['box'] is a" in inside
+        assert "TypeError: an object has a DTensor" in inside
         assert "Partial" in partial
     assert tpunb.load(tmp_path) is None
