@@ -38,7 +38,7 @@ _NAME = re.compile(
     r"(?:-([0-9a-f]{8}))?\.pt"  # without a CRC: files of the first versions of tpunb
 )
 _ABANDONED = 60.0
-"""Seconds after which a temporary file that nobody has locked is not one that was just created."""
+"""Seconds after which a temporary file that no process has locked was not created just now."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self) -> None:
-        """Remove temporary files of processes that ended during a save: nobody has them locked."""
+        """Remove temporary files of processes that ended during a save: no process has them locked."""
         for path in self._path.glob(".*.tmp"):
             with contextlib.suppress(OSError):  # it is locked, or another rank has removed it
                 if time.time() - path.stat().st_mtime > _ABANDONED:
