@@ -108,7 +108,7 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self) -> None:
-        """Remove temporary files of processes that ended during a save: no process has them locked."""
+        """Remove temporary files of saves that were cut short: no process has them locked."""
         for path in self._path.glob(".*.tmp"):
             with contextlib.suppress(OSError):  # it is locked, or another rank has removed it
                 if time.time() - path.stat().st_mtime > _ABANDONED:
