@@ -81,7 +81,6 @@ def test_only_what_knows_the_backend_advises_torch_xla() -> None:
             if isinstance(text, str) and id(node) not in documented:
                 found |= {name} if re.search(r"\bx[mrs]\.\w|torch_xla\.\w+\(", text) else set()
     assert found == {
-        "runs/trained_models.py",
         "runs/summary.py",
         "training/collectives.py",
         "training/inference.py",

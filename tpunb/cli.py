@@ -491,7 +491,7 @@ def _runs(chosen: RunsCommandOptions) -> int:
         raise TpunbError("DIR and --runs name the same folder: give only one of them")
     runs = chosen.runs or chosen.place or listings.default_folder()
     _see_elsewhere(*directory.list_runs(runs))
-    print(terminal.coloured(listings.format_table(runs, whole=chosen.whole)))
+    print(terminal.coloured(str(listings.list_runs(runs, whole=chosen.whole))))
     return 0
 
 

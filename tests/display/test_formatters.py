@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html import unescape
@@ -14,11 +15,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from rich.console import Console
 
 from tpunb.diagnostics.failure import Diagnosis, Evidence, diagnose
-from tpunb.display import formatters
+from tpunb.display import formatters, status
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.runs import listing
+from tpunb.runs.directory import RunDir
 from tpunb.runs.metrics import Best
 from tpunb.runs.result import Causes, RunResult, Summary
-from tpunb.runs.spec import FailureKind
+from tpunb.runs.spec import FailureKind, RunState
 
 pytestmark = pytest.mark.usefixtures("lent")
 MakeResult = Callable[..., RunResult]
@@ -157,3 +160,23 @@ def test_snapshot_card(shell: InteractiveShell) -> None:
     assert card is not None
     assert "<b>Snapshot of digits" in card
     assert printed(SNAPSHOT) == f"{SNAPSHOT}\n"
+
+
+def test_table_of_runs(shell: InteractiveShell, tmp_path: Path) -> None:
+    def run(name: str, state: RunState, failure: str) -> listing.StoredRun:
+        folder = RunDir(tmp_path / name)
+        return listing.StoredRun(folder, state, "2 CPU", "3 s", "", failure, 0.0, 3.0)
+
+    runs = [run("first", RunState.FAILED, "<b> & more"), run("second", RunState.RUNNING, "")]
+    further = {"best": ["", ""], "failure": [each.failure for each in runs]}
+    table = listing.RunTable.of(runs, further, ["and 2 older: --all"])
+    shown = html(shell, table)
+    assert shown is not None
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", shown)
+    assert heads == plain(shell, table).splitlines()[0].split()  # one source of columns
+    assert heads == ["run", "state", "cores", "time", "started", "failure"]
+    assert ">&lt;b&gt; &amp; more</td>" in shown
+    assert shown.count(f"solid {status.COLOURS[RunState.FAILED]}") == 1
+    assert "<div>and 2 older: --all</div>" in shown
+    nothing = html(shell, listing.list_runs(tmp_path))
+    assert nothing == f"<div>There are no runs in {tmp_path} yet.</div>"

@@ -176,4 +176,4 @@ def test_detached_run_is_followed_and_stopped_from_a_terminal(nb: Kernel) -> Non
     again = nb.run("%tpu_attach far --no-raise", "attach").good()
     assert again.shown.startswith("RunResult stopped (stopped with tpunb stop)")
     assert "there is no rank 7" in nb.run("%tpu_attach far --ranks 7", "attach").stderr
-    assert "-far " in nb.run("%tpu_runs", "list").good().stdout
+    assert "-far " in nb.run("%tpu_runs", "list").good().screen()

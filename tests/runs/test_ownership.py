@@ -58,7 +58,7 @@ def test_run_folders_of_other_users_are_not_listed(tmp_path: Path, kind: str) ->
                 find(runs, bait.id)
         assert [entry.run.id for entry in listing.find_old(runs, None, 0)] == [own.id]
         assert list(compare(runs).index) == [own.id]
-        table = listing.format_table(runs)
+        table = str(listing.list_runs(runs))
         assert f"left out: {bait.id}, {kind}" in table
         assert own.id in table
     assert listing.find_old(runs, None, 0) != []
@@ -142,7 +142,7 @@ def test_fifo_in_a_run_folder_does_not_block(tmp_path: Path, name: str) -> None:
     path: Path = getattr(run, name)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert other.id in listing.format_table(tmp_path)
+    assert other.id in str(listing.list_runs(tmp_path))
     assert other.id in compare(tmp_path).index
     listing.find_old(tmp_path, None, 0)
     state.run_state(run)

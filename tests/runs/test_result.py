@@ -10,7 +10,7 @@ import pytest
 from tpunb import errors
 from tpunb.diagnostics.failure import Diagnosis
 from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import FailureKind, ModelsCause, Price
+from tpunb.runs.spec import FailureKind, Price
 from tpunb.runs.trained_models import DifferentModels
 
 FAILURE = Failure(
@@ -136,26 +136,24 @@ def test_succeeded_result_text(tmp_path: Path) -> None:
 
 
 def test_result_text_of_ranks_with_different_models(tmp_path: Path) -> None:
-    cause, place = ModelsCause.DIFFERENT, "cell [4], line 9"
-    different = DifferentModels(cause, place, "model.weight[0]", (0, 1), (0.5, 0.25))
+    place = "cell [4], line 9"
+    different = DifferentModels(place, alone=False, ranks=(0, 1), difference=0.25)
     found = result(tmp_path, different_models=different)
     assert found.state == "succeeded"
     found.raise_for_failure()
     said = ", but the ranks trained different models"
     assert found.headline().endswith(said)
     assert repr(found).count(said) == str(found).count(said) == 1
-    assert "it was stepped at cell [4], line 9" in str(found)
+    assert "the models of ranks 0 and 1 differ by 25.00% at the end" in str(found)
+    assert "stepped at cell [4], line 9" in str(found)
     assert found.remarks()[0] in found.explain()
     written = json.loads(json.dumps(found.to_json()))
     assert RunResult.from_json(written, tmp_path).different_models == different
-    written["different_models"]["cause"] = "not_averaged"  # of an older version
+    written["different_models"] = {"cause": "alone", "place": place}  # of an older version
     assert RunResult.from_json(written, tmp_path).different_models is None
     missing = replace(found, returns_failed={"w": "no such name"})
     assert missing.lacks() == ", but w was not returned and the ranks trained different models"
-    intended = replace(found, different_models=replace(different, cause=ModelsCause.PARTS))
-    assert intended.lacks() == ""
-    assert "the ranks hold different models" in str(intended)
-    alone = replace(found, different_models=DifferentModels(ModelsCause.ALONE, place))
+    alone = replace(found, different_models=DifferentModels(place, alone=True))
     assert alone.lacks() == ", but each rank trained by itself"
     assert RunResult.from_json(alone.to_json(), tmp_path).different_models == alone.different_models
 

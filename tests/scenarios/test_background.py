@@ -127,7 +127,7 @@ class TestInTheBackground:
         nb.wait(ran)
         assert ran.error is not None
         assert ran.error["ename"] == "RunInterruptedError"
-        listed = nb.run("%tpu_runs", "list").good().stdout.splitlines()
+        listed = nb.run("%tpu_runs", "list").good().screen().splitlines()
         assert [line.split()[1] for line in listed[1:4]] == ["interrupted", "waiting", "running"]
         assert nb.value("g.state") == "waiting"
         stopped = nb.run(f"%tpu_stop {first}", "stop").good().stdout.splitlines()

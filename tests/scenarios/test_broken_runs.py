@@ -103,7 +103,7 @@ def folder(tmp_path: Path) -> Path:
 
 def look_at_everything(runs: Path, run: RunDir, healthy: RunDir) -> list[Any]:
     """What each way to look at runs does; the events that one who attaches to the run gets."""
-    assert healthy.id in listing.format_table(runs)
+    assert healthy.id in str(listing.list_runs(runs))
     listing.find_old(runs, None, 0)
     assert compare.runs(runs).loc[healthy.id, "best.loss"] == 0.5
     with suppress(TpunbError):
@@ -142,7 +142,7 @@ def test_broken_json_fields_do_not_break_commands(folder: Path, file: str) -> No
             path.write_text(json.dumps({**json.loads(good), name: value}))
             age(run)
             try:
-                listing.format_table(folder)
+                str(listing.list_runs(folder))
                 assert state.run_state(run) in RunState
                 with suppress(TpunbError):
                     result = Attached(run).result()

@@ -71,7 +71,7 @@ def test_resume_in_a_later_run_and_save_on_a_stop(driver: Driver, tmp_path: Path
     )
     assert stopped.result.state == "interrupted"
     (left,) = (stopped.result.dir / "checkpoints").iterdir()
-    assert re.fullmatch(r"000001-step-7-\w{8}\.pt", left.name)
+    assert re.fullmatch(r"000001-step-7-\w{8}-\w{8}\.pt", left.name)
 
 
 def test_checkpoint_docs_examples_run_and_resume(outside_run: Path) -> None:

@@ -514,7 +514,7 @@ class TestListings:
     def test_listing_of_runs_and_logs(self, nb: Kernel) -> None:
         nb.run("%tpu_setup --runs listed --cores 2", "setup").good()
         nothing = f"There are no runs in {nb.folder}/listed yet."
-        assert nothing in nb.run("%tpu_runs", "list").good().stdout
+        assert nothing in nb.run("%tpu_runs", "list").good().screen()
         assert nb.run("%tpu_logs", "list").traceback == (
             f"TpunbError: there are no runs in {nb.folder}/listed"
         )
@@ -526,11 +526,8 @@ class TestListings:
             ["good", "succeeded", 2],
         ]
 
-        heads, bad, good = nb.run("%tpu_runs", "list").good().stdout.strip().splitlines()
-        assert heads.split() == [
-            *("run", "state", "cores", "time", "started", "notebook", "best", "parameters"),
-            "failure",
-        ]
+        heads, bad, good = nb.run("%tpu_runs", "list").good().screen().strip().splitlines()
+        assert heads.split() == ["run", "state", "cores", "time", "started", "notebook", "failure"]
         assert re.search(r"  rank 0 failed in cell \[\d+\], line 2: ZeroDivisionError: divis", bad)
         assert re.match(
             r"[\d-]+-good +succeeded +2 CPU +[\w ]+ s +20\d\d-\d\d-\d\d \d\d:\d\d", good

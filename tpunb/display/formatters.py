@@ -17,6 +17,7 @@ from tpunb.runs.spec import RunState
 from tpunb.utils.text import duration
 
 if TYPE_CHECKING:
+    from tpunb.runs.listing import RunTable
     from tpunb.runs.result import Causes, Diagnosis
 
 _last: tuple[Path, int] | None = None
@@ -119,11 +120,18 @@ def _snapshot(of: Snapshot) -> str:
     return html.framed("#808080", lines)
 
 
+def _runs(of: RunTable) -> str:
+    colours = [status.COLOURS.get(run.state, html.GREY) for run in of.runs]
+    table = html.table(of.heads, zip(colours, of.rows, strict=True)) if of.runs else ""
+    return table + "".join(f"<div>{escape(note)}</div>" for note in of.notes)
+
+
 _RESULT = "tpunb.runs.result.RunResult"
 _HTML: dict[str, Callable[[Any], str | None]] = {
     _RESULT: _result,
     "tpunb.notebook.models.Snapshot": _snapshot,
     "tpunb.runs.result.Diagnosis": _diagnosis,
     "tpunb.runs.result.Causes": _causes,
+    "tpunb.runs.listing.RunTable": _runs,
 }
 """Formatters by type name, so that registering them imports none of the types."""

@@ -52,6 +52,8 @@ MAX_LINE = 100
 """Maximum characters of a source line, or of a line of output that is not finished."""
 MAX_TEXT = 600
 """Maximum characters of a cause and of a fix."""
+_MAX_UNBROKEN = 30
+"""Maximum characters of a cell of a table that is not wrapped."""
 MAX_NAMES = 60
 """Maximum characters of a list of ranks in the same state."""
 _GREEN, _BLUE, _YELLOW, _RED, GREY = "#2da44e", "#2f81f7", "#bf8700", "#e5534b", "#808080"
@@ -436,6 +438,24 @@ def framed(colour: str, rows: Iterable[str]) -> str:
         "margin:2px 0;max-width:860px;line-height:1.5"
     )
     return f'<div style="{style}">{"".join(rows)}</div>'
+
+
+def table(heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return a table; `rows`: the colour of each row's left border, and its cells."""
+
+    def cells(kind: str, texts: Sequence[str], border: str) -> str:
+        found = []
+        for text in texts:
+            wrap = "normal" if len(text) > _MAX_UNBROKEN else "nowrap"
+            style = f"text-align:left;vertical-align:top;padding:2px 10px;white-space:{wrap}"
+            found.append(f'<{kind} style="{style};{border}">{escape(text)}</{kind}>')
+            border = ""
+        return f"<tr>{''.join(found)}</tr>"
+
+    head = cells("th", heads, "border-left:4px solid transparent")
+    body = [cells("td", row, f"border-left:4px solid {colour}") for colour, row in rows]
+    style = "border-collapse:collapse;margin:2px 0"
+    return f'<div style="overflow:auto"><table style="{style}">{head}{"".join(body)}</table></div>'
 
 
 @dataclass(frozen=True)

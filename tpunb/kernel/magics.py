@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from IPython.core.display_functions import display
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
@@ -30,7 +31,6 @@ from tpunb.kernel.options import (
 from tpunb.kernel.session import Session
 from tpunb.runs import directory, listing, logs
 from tpunb.runs.result import RunResult
-from tpunb.utils import terminal
 
 _Options = TypeVar("_Options")
 _ALONE = re.compile(r"%%tpu_(train|debug)\b(?!\?)")
@@ -145,8 +145,7 @@ class TpuMagics(Magics):
 
     @_line(options.RUNS)
     def tpu_runs(self, chosen: RunsOptions) -> None:
-        table = listing.format_table(self.session.defaults.runs, whole=chosen.whole)
-        print(terminal.coloured(table))
+        display(listing.list_runs(self.session.defaults.runs, whole=chosen.whole))
 
     @_line(options.LOGS)
     def tpu_logs(self, chosen: LogsOptions) -> None:

@@ -110,7 +110,7 @@ class RunDir:
     collectives = _RankFile("collectives.json")
     """The file in which a rehearsal rank counts collectives (tpunb.backends.rehearsal.stats)."""
     models = _RankFile("models.json")
-    """Samples of the parameters that a rank has stepped (tpunb.runs.trained_models)."""
+    """Digests of the parameters that a rank has stepped (tpunb.runs.trained_models)."""
     progress = _RankFile("progress.json")
     """The file with the progress of a rank's loops (tpunb.runs.progress)."""
     memory = _RankFile("memory.json")

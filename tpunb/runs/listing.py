@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tpunb.runs.state import read_result, read_spec, run_state
 from tpunb.utils import env_vars, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import size_of
-from tpunb.utils.terminal import Style, join, paint
+from tpunb.utils.terminal import Printable, Style, join, paint
 from tpunb.utils.text import date_and_time, duration, excerpt, size
 
 DAY = 86_400.0
@@ -141,28 +141,75 @@ def _inspect(run: RunDir) -> StoredRun:
     return StoredRun(run, state, cores, took, notebook, failure, started, ended)
 
 
-def format_table(runs: Path, *, whole: bool = False) -> str:
-    """Return a table of the newest runs in a folder, or of all with `whole`, newest first.
+@dataclass(frozen=True, repr=False)
+class RunTable(Printable):
+    """A table of runs, newest first: text, and in a notebook HTML (tpunb.display.formatters)."""
+
+    heads: tuple[str, ...]
+    """The names of the columns that have a value for some run."""
+    runs: Sequence[StoredRun]
+    rows: Sequence[tuple[str, ...]]
+    """For each run, its cells."""
+    notes: Sequence[str]
+    """Lines below the table."""
+
+    @classmethod
+    def of(
+        cls,
+        runs: Sequence[StoredRun],
+        further: Mapping[str, Sequence[str]],
+        notes: Sequence[str] = (),
+    ) -> RunTable:
+        """Return the table of these runs. `further`: columns with a cell for each run."""
+        columns = {
+            "run": [each.run.id for each in runs],
+            "state": [str(each.state) for each in runs],
+            "cores": [each.cores for each in runs],
+            "time": [each.took for each in runs],
+            "started": [date_and_time(each.started) for each in runs],
+            **further,
+        }
+        columns = {head: cells for head, cells in columns.items() if any(cells)}
+        return cls(tuple(columns), runs, [*zip(*columns.values(), strict=True)], notes)
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.heads, *self.rows, strict=True)]
+        lines: list[str] = []
+        for run, row in zip([None, *self.runs], [self.heads, *self.rows], strict=True):
+            cells: list[str] = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            while cells and not cells[-1].strip():
+                cells.pop()
+            if cells:
+                cells[-1] = cells[-1].rstrip()
+            if run is None:
+                lines.append(paint(join("  ", cells), Style.STRONG))
+            else:
+                cells[1] = paint(cells[1], STATE_STYLES[run.state], end=len(row[1]))
+                lines.append(join("  ", cells))
+        notes = self.notes if not self.runs else [paint(note, Style.FAINT) for note in self.notes]
+        return join("\n", [*(lines if self.runs else ()), *notes])
+
+
+def list_runs(runs: Path, *, whole: bool = False) -> RunTable:
+    """Return a table of the newest runs in a folder, or of all with `whole`.
 
     It has the first metric's best value, the parameters that differ, or all if none does, and
     why runs failed.
     """
     stored = list_stored(runs)[::-1]
     listed = stored if whole else stored[:NEWEST]
-    lines: list[str] = [f"There are no runs in {runs} yet."]
-    if listed:
-        given = _describe_parameters(listed)
-        further = [
-            (entry.notebook, _best(entry.run), text, excerpt(entry.failure, _LONGEST))
-            for entry, text in zip(listed, given, strict=True)
-        ]
-        heads = ("notebook", "best", "parameters", "failure")
-        lines = [_format_rows(listed, heads, further)]
+    notes = [] if listed else [f"There are no runs in {runs} yet."]
     if left_out := len(stored) - len(listed):
-        lines.append(paint(f"and {left_out} older: --all", Style.FAINT))
+        notes.append(f"and {left_out} older: --all")
     if refused := directory.describe_refused(runs):
-        lines.append(paint(refused, Style.FAINT))
-    return join("\n", lines)
+        notes.append(refused)
+    further = {
+        "notebook": [each.notebook for each in listed],
+        "best": [_best(each.run) for each in listed],
+        "parameters": _describe_parameters(listed),
+        "failure": [excerpt(each.failure, _LONGEST) for each in listed],
+    }
+    return RunTable.of(listed, further, notes)
 
 
 def _best(run: RunDir) -> str:
@@ -178,28 +225,6 @@ def _describe_parameters(stored: list[StoredRun]) -> list[str]:
         excerpt(", ".join(f"{n}={values[n]}" for n in names if n in values), _WIDE)
         for values in given
     ]
-
-
-def _format_rows(
-    stored: list[StoredRun], heads: tuple[str, ...], further: Sequence[tuple[str, ...]]
-) -> str:
-    """Format a table. `further`: for each run, the cells of the additional columns `heads`."""
-    rows = [("run", "state", "cores", "time", "started", *heads)]
-    for entry, more in zip(stored, further, strict=True):
-        when = date_and_time(entry.started)
-        rows.append((entry.run.id, str(entry.state), entry.cores, entry.took, when, *more))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row, listed in zip(rows, [None, *stored], strict=True):
-        columns: list[str] = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        while len(columns) > 2 and not row[len(columns) - 1]:
-            columns.pop()
-        columns[-1] = columns[-1].rstrip()
-        if listed is not None:
-            columns[1] = paint(columns[1], STATE_STYLES[listed.state], end=len(row[1]))
-        line = join("  ", columns)
-        lines.append(line if listed is not None else paint(line, Style.STRONG))
-    return join("\n", lines)
 
 
 def find_old(runs: Path, older_than: float | None, keep: int) -> list[StoredRun]:
@@ -230,8 +255,7 @@ def describe_removal(old: list[StoredRun]) -> str:
     """Describe the runs to remove and the space that this frees."""
     what = "1 run" if len(old) == 1 else f"{len(old)} runs"
     sizes = [entry.size for entry in old]
-    table = _format_rows(old, ("size",), [(size(of_run),) for of_run in sizes])
-    return f"{table}\n{what}, {size(sum(sizes))}"
+    return str(RunTable.of(old, {"size": [*map(size, sizes)]}, [f"{what}, {size(sum(sizes))}"]))
 
 
 def remove_runs(old: list[StoredRun]) -> None:

@@ -21,7 +21,6 @@ from tpunb.runs.spec import (
     BackendName,
     Device,
     FailureKind,
-    ModelsCause,
     Price,
     RunSpec,
     RunState,
@@ -379,8 +378,8 @@ class RunResult(Printable):
     collectives: tuple[Collective, ...] = ()
     """The collectives of a rehearsal, by rank and operation: their number, bytes and seconds."""
     different_models: DifferentModels | None = None
-    """A number of a model that the ranks trained and that differs at their end, or that each rank
-    trained by itself; None if neither, or if they hold no models that can be compared."""
+    """A model that differs between the ranks at their end, or that each trained by itself; None if
+    there is none, or none that can be compared."""
     lost_records: int = 0
     """The number of records of `tpunb.log` that could not be written, as on a full disk."""
     warm: bool = False
@@ -461,7 +460,7 @@ class RunResult(Printable):
         values["failures"] = [records.build(Failure, each) for each in data["failures"]]
         try:
             records.convert(DifferentModels | None, values.get("different_models"))
-        except ValueError:  # of an older version, which told other causes
+        except ValueError:  # of an older version, which told more
             values["different_models"] = None
         result = records.build(cls, {**values, "dir": folder})
         plausible = 0 < result.world_size <= MOST_RANKS and result.attempts <= _MOST_ATTEMPTS
@@ -600,8 +599,8 @@ class RunResult(Printable):
         if self.returns_failed:
             were = "were" if len(self.returns_failed) > 1 else "was"
             lacks.append(f"{', '.join(self.returns_failed)} {were} not returned")
-        if self.different_models is not None and not self.different_models.expected:
-            alone = self.different_models.cause is ModelsCause.ALONE
+        if self.different_models is not None:
+            alone = self.different_models.alone
             lacks.append(
                 "each rank trained by itself" if alone else "the ranks trained different models"
             )
@@ -615,7 +614,7 @@ class RunResult(Printable):
         lines = [f"{name} was not returned: {why}" for name, why in self.returns_failed.items()]
         if self.different_models is not None:
             described = self.different_models.describe(
-                self.backend, lambda rank: name_ranks([rank], self.hosts, self.world_size)
+                lambda rank: name_ranks([rank], self.hosts, self.world_size)
             )
             lines += described.splitlines()
         if self.lost_records:

@@ -66,17 +66,6 @@ class RunState(_Word):
         )
 
 
-class ModelsCause(_Word):
-    """What is known of the models of ranks that trained no model together."""
-
-    ALONE = "alone"
-    """There was no process group, so each rank trained by itself, maybe equal models."""
-    DIFFERENT = "different"
-    """They differ."""
-    PARTS = "parts"
-    """They differ, which may be intended: each rank may hold a part of the model."""
-
-
 class StopCause(_Word):
     """Why the ranks of a run were stopped."""
 

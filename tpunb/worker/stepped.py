@@ -1,50 +1,44 @@
-"""Notes which parameters the optimizers of this rank step, and samples them at its end.
+"""Takes a digest of the parameters that the optimizers of this rank have stepped, at their end.
 
-The ranks' samples show whether all have trained one model (tpunb.runs.trained_models). In a step
-this counts only, which takes some microseconds. Values are read at the end of the train cell, or
-before when the model ends: from parameters that are small enough to be copied whole, so that
-nothing is compiled for it. No parameter is kept alive.
+The ranks' digests show whether all have trained one model (tpunb.runs.trained_models). A step is
+only counted. Values are read once: at the end of the train cell, or when the first parameter of a
+model ends, whose others can then still be read. No parameter is kept alive.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from tpunb.backends.rehearsal.call import RankCall, running_line, users_frames
+from tpunb.backends.rehearsal.call import RankCall, running_line
 from tpunb.backends.rehearsal.stats import collective_stats
 from tpunb.backends.torch.exchanges import PAIRWISE
 from tpunb.backends.xla import tensors
-from tpunb.runs.trained_models import (
-    Numbers,
-    SteppedModel,
-    SteppedParameter,
-    positions,
-    write_models,
-)
-from tpunb.utils.frame_locals import locals_of
+from tpunb.runs.trained_models import Digest, SteppedModel
+from tpunb.utils import files
 
 MOST_MODELS = 4
 """Models that are compared: the ones that began last."""
 MOST_PARAMETERS = 64
 """Parameters of each model that are compared, evenly spaced."""
 LARGEST = 1 << 16
-"""Numbers of a parameter that is compared. Of a model without such, the smallest is."""
+"""Numbers of a parameter that is compared: it is copied whole, because XLA would compile a program
+to read a part. Of a model without such parameters, the two smallest are."""
+SAMPLES = 16
+"""Numbers of each parameter that are compared."""
 _FEW = 64
 """Numbers in a collective that are more likely metrics than a part of a model."""
-_SHAPE = re.compile(r"\[([\d, ]*)\]")
 
 
 class SteppedModels:
@@ -54,6 +48,11 @@ class SteppedModels:
         self._alone = False
         self._models: list[_Model] = []
         self._known: WeakKeyDictionary[Optimizer, _Model | None] = WeakKeyDictionary()
+        self._shapes: set[str] = set()
+        self._numbers, self._others = 0, False
+        """Exchanged since the last step: numbers that may be a model's; whether others."""
+        self._with_others = 0
+        """Steps after such others."""
 
     def watch(self, groups: bool) -> None:
         """Watch all optimizers and collectives, for the rest of this process.
@@ -68,39 +67,54 @@ class SteppedModels:
         """A torch.optim hook for the end of an optimizer's step."""
         if torch.compiler.is_compiling():
             return
-        self._alone = self._alone and not _has_group()
-        if optimizer not in self._known:
-            self._known[optimizer] = self._begin(optimizer)
-        model = self._known[optimizer]
+        try:
+            model = self._known[optimizer]
+        except KeyError:
+            model = self._known[optimizer] = self._begin(optimizer)
         if model is not None:
-            model.end_step()
+            model.steps += 1
+        self._with_others += self._others
+        self._numbers, self._others = 0, False
 
     def exchanged(self, call: RankCall, size: int) -> None:
-        """Note a collective of this rank; `size`: bytes, if it has sent Python objects."""
+        """Note a collective. Without tensors, it has sent Python objects of `size` bytes."""
         self._alone = False
-        for model in self._models:
-            model.exchanged(call, size)
+        self._numbers += 0 if call.tensors else size // 4
+        self._others |= call.operation.startswith(PAIRWISE)
+        for shape, numbers in map(_shape, call.tensors):
+            if shape in self._shapes or "," not in shape:
+                self._numbers += numbers
+            else:
+                self._others |= numbers > _FEW
 
     def _begin(self, optimizer: Optimizer) -> _Model | None:
+        for inner in vars(optimizer).values():  # which steps this rank's shards, as ZeRO's does
+            if isinstance(inner, Optimizer) and (model := self._known.get(inner)) is not None:
+                self._known[inner] = None
+                self._models = [each for each in self._models if each is not model]
         groups = optimizer.param_groups
         parameters = [p for group in groups for p in group["params"] if p.requires_grad]
         parameters = [p for p in parameters if p.numel()]
         if not parameters or any(map(tensors.is_shard, parameters)):
             return None
-        if _steps_shards(optimizer, parameters):
-            return None
-        model = _Model(optimizer, parameters)
-        # An optimizer that was made again, for the next round, replaces the one before.
-        kept = [each for each in self._models if each.first() is not parameters[0]]
-        self._models = [*kept, model][-MOST_MODELS:]
+        self._alone = self._alone and not _has_group()
+        self._shapes.update(str(list(each.shape)) for each in parameters)
+        model = _Model(optimizer, parameters, self._alone)
+        self._models = [*self._models, model][-MOST_MODELS:]
         return model
 
     def save(self, path: Path) -> None:
-        """Write the models of this rank, after the device's pending work has finished."""
+        """Write the models of this rank, after the device's pending work has finished.
+
+        None if the ranks hold parts of a model, or models that they have collected: then they
+        exchanged something else than gradients before most steps, or all of a model at the end.
+        """
+        models = [each for each in self._models if self._numbers < each.size]
+        if 2 * self._with_others >= max((each.steps for each in models), default=0):
+            models = []
         alone = self._alone and not _has_group()
-        found = [model.sampled(alone) for model in self._models]
         with contextlib.suppress(OSError):  # a full disk: the result reports it
-            write_models(path, [model for model in found if model is not None])
+            files.write_json(path, [asdict(each.digest(alone)) for each in models])
 
 
 stepped_models = SteppedModels()
@@ -110,140 +124,57 @@ stepped_models = SteppedModels()
 class _Model:
     """What one optimizer has stepped."""
 
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
-        self._optimizer = type(optimizer).__name__
+    def __init__(
+        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], alone: bool
+    ) -> None:
+        self.steps = 0
+        self.size = sum(each.numel() for each in parameters)
         self._place = str(running_line() or "")
-        self._shapes = {tuple(each.shape) for each in parameters}
-        self._size = sum(each.numel() for each in parameters)
-        self.first = ref(parameters[0])
-        names, modules = _names(parameters)
+        shapes = [tuple(each.shape) for each in parameters]
+        # Ranks that cannot exchange anything, with different rates, are trials.
+        rates = [str(group.get("lr")) for group in optimizer.param_groups if alone]
+        described = f"{type(optimizer)} {self._place} {shapes} {rates}"
+        self._identity = f"{zlib.crc32(described.encode()):08x}"
         small = [each for each in parameters if each.numel() <= LARGEST]
-        small = small or [min(parameters, key=torch.Tensor.numel)]
-        numbers = {id(each): number for number, each in enumerate(parameters, 1)}
-        self._samples = {
-            names.get(id(each), f"parameter {numbers[id(each)]} of {self._optimizer}"): ref(each)
-            for each in small[:: math.ceil(len(small) / MOST_PARAMETERS)]
-        }
-        self._last: SteppedModel | None = None
-        # Python calls back before it frees what the owner has, so its parameters can still be read;
-        # but not if the owner is in a cycle.
-        self._owners = [ref(owner, self._owner_ends) for owner in (optimizer, *modules)]
-        rates = (group.get("lr") for group in optimizer.param_groups)
-        self._rates = tuple(float(rate) for rate in rates if isinstance(rate, float | int))
-        self._steps = 0
-        self._numbers, self._others = 0, False
-        """Exchanged since the last step: numbers that may be the model's; whether others."""
-        self._with_others = 0
-        """Steps after such others."""
+        small = small or sorted(parameters, key=torch.Tensor.numel)[:2]
+        compared = small[:: math.ceil(len(small) / MOST_PARAMETERS)]
+        self._eps = max(torch.finfo(each.dtype).eps for each in compared)
+        self._values: Digest | None = None
+        self._parameters = [ref(each, self._read) for each in compared]
 
-    def exchanged(self, call: RankCall, size: int) -> None:
-        """Note a collective. Without tensors, it has sent Python objects of this size."""
-        self._numbers += 0 if call.tensors else size // 4
-        self._others |= call.operation in PAIRWISE
-        for shape, numbers, pickled in _shapes(call.tensors):
-            if pickled or shape in self._shapes or shape == (self._size,):
-                self._numbers += numbers
-            else:
-                self._others |= len(shape) > 1 and numbers > _FEW
+    def _read(self, _: object = None) -> None:
+        """Read the parameters that are left; of a pending step they are not computed yet."""
+        if self._values is None:
+            self._values = ()
+            left = [each() for each in self._parameters]
+            found = [each for each in left if each is not None]
+            # A RuntimeError: a buffer was deleted or given away.
+            with contextlib.suppress(RuntimeError):
+                if tensors.are_computed(found):
+                    copy = tensors.CpuCopies(found)
+                    self._values = tuple(() if p is None else _sample(copy(p)) for p in left)
 
-    def end_step(self) -> None:
-        self._steps += 1
-        self._with_others += self._others
-        self._numbers, self._others = 0, False
-
-    def _tolerance(self, dtype: torch.dtype) -> float:
-        """The relative difference to which rounding may add up, like a random walk."""
-        return min(max(1e-5, 4 * torch.finfo(dtype).eps * math.sqrt(self._steps)), 0.02)
-
-    def _owner_ends(self, _: object) -> None:
-        """Sample the parameters, which may end with their owner."""
-        kept = [parameter() for parameter in self._samples.values()]
-        alive = [each for each in kept if each is not None]
-        if len(alive) == len(kept):
-            self._last = self._sampled(alive) if tensors.are_computed(alive) else None
-
-    def sampled(self, alone: bool) -> SteppedModel | None:
-        """The newest samples; None if there are none."""
-        self._owner_ends(None)
-        return self._last and replace(self._last, alone=alone)
-
-    def _sampled(self, kept: Sequence[torch.Tensor]) -> SteppedModel | None:
-        """The samples. Copies the parameters to the CPU, in one transfer."""
-        try:
-            copy = tensors.CpuCopies([*kept])
-        except RuntimeError:  # a buffer was deleted or given away: it can no longer be compared
-            return None
-        parameters = [
-            SteppedParameter(
-                name, tuple(each.shape), self._tolerance(each.dtype), _sample(copy(each))
-            )
-            for name, each in zip(self._samples, kept, strict=True)
-        ]
-        return SteppedModel(
-            optimizer=self._optimizer,
-            place=self._place,
-            rates=self._rates,
-            alone=False,
-            parts=2 * self._with_others >= self._steps,
-            collected=self._numbers >= self._size,
-            parameters=tuple(parameters),
-        )
-
-
-@functools.lru_cache(maxsize=512)
-def _shapes(described: Sequence[str]) -> list[tuple[tuple[int, ...], int, bool]]:
-    """The shape of each tensor, its numbers, and whether it may be of pickled ones."""
-    found = []
-    for each in described:
-        match = _SHAPE.search(each)
-        shape = tuple(map(int, filter(None, match[1].split(",")))) if match else ()
-        pickled = "uint8" in each and len(shape) == 1
-        found.append((shape, math.prod(shape) // (4 if pickled else 1), pickled))
-    return found
+    def digest(self, alone: bool) -> SteppedModel:
+        self._read()
+        # Rounding may add up, like a random walk.
+        tolerance = min(max(1e-5, 4 * self._eps * math.sqrt(self.steps)), 0.02)
+        values = self._values or ()
+        return SteppedModel(self._identity, self._place, alone, tolerance, values)
 
 
 def _has_group() -> bool:
-    dist = torch.distributed
-    return dist.is_available() and dist.is_initialized()
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _sample(tensor: torch.Tensor) -> Numbers:
-    """Some numbers of a tensor on the CPU; of complex ones the absolute value."""
-    flat = tensor.detach().flatten()[list(positions(tensor.numel()))]
-    numbers = (flat.abs() if flat.is_complex() else flat).double().tolist()
-    return tuple(each if math.isfinite(each) else None for each in numbers)
+@functools.lru_cache(maxsize=512)
+def _shape(described: str) -> tuple[str, int]:
+    """The shape in 'float32[3, 4]', and its numbers; of what may be pickled, a quarter."""
+    match = re.search(r"\[[\d, ]*\]", described)
+    shape = match[0] if match else "[]"
+    return shape, math.prod(json.loads(shape)) // (4 if "uint8" in described else 1)
 
 
-def _names(
-    parameters: Sequence[torch.Tensor],
-) -> tuple[dict[int, str], Iterable[torch.nn.Module]]:
-    """Names of parameters, by id, from the modules that the user's running code names; those."""
-    wanted = set(map(id, parameters))
-    names: dict[int, str] = {}
-    modules = {}
-    for name, module in _modules():
-        for inner, parameter in module.named_parameters():
-            if id(parameter) in wanted:
-                modules[id(module)] = module
-                names.setdefault(id(parameter), f"{name}.{inner}")
-    return names, modules.values()
-
-
-def _modules() -> Iterator[tuple[str, torch.nn.Module]]:
-    frames = users_frames()
-    for scope in (*map(locals_of, frames), *(frame.f_globals for frame in frames[-1:])):
-        for name, value in [*scope.items()]:
-            if isinstance(value, torch.nn.Module) and not name.startswith("_"):
-                yield name, value
-
-
-def _steps_shards(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> bool:
-    """True within the step of another optimizer with other parameters: ZeRO's steps its shards."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        outer: Any = locals_of(frame).get("self") if frame.f_code.co_name == "step" else None
-        if isinstance(outer, Optimizer) and outer is not optimizer:
-            own = {id(each) for group in outer.param_groups for each in group["params"]}
-            return not any(id(each) in own for each in parameters)
-        frame = frame.f_back
-    return False
+def _sample(tensor: torch.Tensor) -> tuple[float, ...]:
+    """Some numbers of a tensor on the CPU; 0 for those that are not finite."""
+    numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLES)][:SAMPLES]
+    return tuple(numbers.real.double().nan_to_num(0.0, 0.0, 0.0).tolist())

@@ -14,9 +14,9 @@ from tpunb.backends.torch import exchanges
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    for name in exchanges.METHODS:
-        if method := getattr(dist.ProcessGroup, name, None):
-            monkeypatch.setattr(dist.ProcessGroup, name, method)  # restored at the end
+    for name in filter(exchanges.METHODS.fullmatch, list(vars(dist.ProcessGroup))):
+        method = getattr(dist.ProcessGroup, name)
+        monkeypatch.setattr(dist.ProcessGroup, name, method)  # restored at the end
     exchanges.watch_exchanges()
     found: list[str] = []
     monkeypatch.setattr(collective_stats, "watchers", [lambda call, _: found.append(str(call))])

@@ -901,7 +901,7 @@ def fit(model, x, lr=0.1):
         optimizer.step()
 """
 TRAINED_RUNS = {
-    # The cause that DifferentModels has, and a train cell.
+    # What the card says of the models, and a train cell.
     "one model": ("", "model, x = start()\nfit(DistributedDataParallel(model), x)"),
     "no DistributedDataParallel": ("different", "fit(*start())"),
     "its module": (
@@ -918,7 +918,7 @@ TRAINED_RUNS = {
         "dist.all_gather_object(models, [each.tolist() for each in model.parameters()])",
     ),
     "pipeline": (
-        "parts",
+        "",
         """
 _, x = start()
 rank = dist.get_rank()
@@ -941,7 +941,7 @@ for _ in range(4):
 """,
     ),
     "tensor parallel": (
-        "parts",
+        "",
         """
 _, x = start()
 torch.manual_seed(dist.get_rank())

@@ -124,7 +124,7 @@ def test_a_trace_is_written_next_to_the_runs(nb: Kernel) -> None:
     [trace] = nb.folder.glob("runs/profile-*/plugins/profile/*/*.xplane.pb")
     assert trace.stat().st_size > 0
     assert f"xprof --logdir {trace.parents[3]}" in ran.stdout
-    assert "profile-" not in nb.run("%tpu_runs").good().stdout
+    assert "profile-" not in nb.run("%tpu_runs").good().screen()
 
 
 def test_a_cell_that_fails_has_a_report_only_if_there_are_findings(nb: Kernel) -> None:

@@ -41,7 +41,7 @@ def saved_and_loaded(ranks: Ranks, folder: Path, device: str, saved_on: int, on:
 
 
 @pytest.mark.usefixtures("outside_run")
-@pytest.mark.parametrize(("saved_on", "on"), [(2, 1), (2, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize(("saved_on", "on"), [(2, 1), (2, 4), (4, 2)])
 def test_sharded_models_are_saved_and_loaded_with_any_number_of_ranks(
     ranks: Ranks, tmp_path: Path, saved_on: int, on: int
 ) -> None:
@@ -67,6 +67,6 @@ def test_sharded_model_that_only_rank_0_saves_is_no_checkpoint(
 @pytest.mark.usefixtures("outside_run")
 def test_sharded_values_that_cannot_be_saved_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     for inside, partial in ranks.values(sharded.refused, 2, str(tmp_path), "cpu"):
-        assert "state['box'] is a" in inside
+        assert "TypeError: an object has a DTensor" in inside
         assert "Partial" in partial
     assert tpunb.load(tmp_path) is None

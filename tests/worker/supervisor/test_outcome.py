@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.protocol import HostEnded, ImportsFailed
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
-from tpunb.runs.trained_models import (
-    DifferentModels,
-    SteppedModel,
-    SteppedParameter,
-    to_json,
-    write_models,
-)
+from tpunb.runs.trained_models import DifferentModels, SteppedModel
 from tpunb.utils import files
 from tpunb.worker.supervisor.outcome import (
     LONGEST,
@@ -271,17 +265,16 @@ class TestSeveralHosts:
             parts = [self.part(tmp_path, n, *self.ends(2 * n, 2 * n + 1)) for n in range(2)]
             run = RunDir(parts[0].dir)
             run.attempt(0, 0).mkdir(parents=True)
-            weight = SteppedParameter("w", (), 1e-5, (first,))
-            model = SteppedModel("SGD", "line 3", (0.1,), False, False, False, (weight,))
-            write_models(run.models(0, 0), [model])
-            other = replace(model, parameters=(replace(weight, values=(second,)),))
-            ended = HostEnded(parts[1].to_json(), 0.0, to_json([other]))
+            model = SteppedModel("SGD", "line 3", False, 1e-5, ((first,),))
+            files.write_json(run.models(0, 0), [asdict(model)])
+            other = asdict(replace(model, values=((second,),)))
+            ended = HostEnded(parts[1].to_json(), 0.0, [other])
             return merge_results(parts[0], None, math.inf, [ended]).different_models
 
         assert merged(1.0, 1.0) is None
         found = merged(1.0, 2.0)
         assert found is not None
-        assert (found.ranks, found.values) == ((0, 2), (1.0, 2.0))
+        assert (found.ranks, found.difference) == ((0, 2), 0.5)
 
     def test_hang_report_lists_the_ranks_of_all_hosts(self, tmp_path: Path) -> None:
         def hang(where: str) -> Failure:

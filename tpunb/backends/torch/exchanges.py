@@ -1,12 +1,13 @@
 """Notes what this rank exchanges with others through torch.distributed's process groups.
 
-All functions of `torch.distributed` end in these methods, however they were imported; what C++
-calls, as DistributedDataParallel does for gradients, is not seen.
+All functions of `torch.distributed` end in methods of a ProcessGroup, however they were imported;
+what C++ calls, as DistributedDataParallel does for gradients, is not seen.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,22 +17,15 @@ from tpunb.backends.rehearsal.call import RankCall
 from tpunb.backends.rehearsal.stats import collective_stats
 
 PAIRWISE = ("send", "recv")
-METHODS = (
-    *PAIRWISE,
-    *("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce", "scatter"),
-    *("reduce_scatter", "_allgather_base", "_reduce_scatter_base", "alltoall_base"),
-    *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),
-)
-"""Of ProcessGroup, without a promise (torch 2.8 to 2.15; the last three since 2.13)."""
+METHODS = re.compile("(send|recv|_?all|broadcast|gather|_?reduce|scatter).*")
 
 
 def watch_exchanges() -> None:
     """Tell the watchers of collectives of each call, for the rest of this rank."""
     if torch.distributed.is_available():
         group: Any = torch.distributed.ProcessGroup
-        for name in METHODS:
-            if method := getattr(group, name, None):
-                setattr(group, name, _watched(method, name))
+        for name in filter(METHODS.fullmatch, list(vars(group))):
+            setattr(group, name, _watched(getattr(group, name), name))
 
 
 def _watched(method: Callable[..., Any], name: str) -> Callable[..., Any]:

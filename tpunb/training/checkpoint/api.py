@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import operator
 import os
 import pickle
 import sys
@@ -16,8 +15,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tpunb.backends.xla import tensors
 from tpunb.runs import heartbeat, last_run
@@ -28,6 +28,7 @@ from tpunb.training.checkpoint.store import (
     CheckpointPart,
     Store,
     StoredCheckpoint,
+    crc_in,
     file_name,
     group_files,
     next_number,
@@ -38,7 +39,6 @@ from tpunb.training.ranks import launched_rank_and_world
 from tpunb.utils import env_vars
 from tpunb.utils.errors import CheckpointError
 from tpunb.utils.files import append_text
-from tpunb.utils.modules import is_a
 from tpunb.utils.text import name_ranks, size
 
 KEEP = 3
@@ -115,22 +115,20 @@ def save(state: Any, step: int, *, per_rank: bool = False, path: str | Path | No
         part = CheckpointPart(counts[store.location], not per_rank, rank, ranks)
     state = sharded.pack(state, store.location)
     to_cpu = tensors.CpuCopies(state)
-    file_path = store.location
+    from tpunb.backends import pickling  # imports torch
+
     try:
         with heartbeat.storing():
             number = next_number(store.list())
-        name = file_name(number, step, _group(), part)
-        file_path = store.path_of(name)
-        with store.write(name) as file:
-            format.write_state(state, file, name, to_cpu)
+
+        def write(file: IO[bytes]) -> str:
+            crc = pickling.write_value(state, file, to_cpu, whole=True)
+            return file_name(number, step, _group(), part, crc)
+
+        store.write(write)
     except Exception as error:
-        is_disk = isinstance(error, OSError)
-        unpicklable = None if is_disk else format.find_unpicklable(state, to_cpu)
-        if unpicklable is None:
-            message = _write_failure(error, step, store, file_path, to_cpu.size)
-        else:
-            message = _pickle_failure(*unpicklable, error, step, store)
-        raise CheckpointError(message, file_path) from error
+        message = _write_failure(error, step, store, to_cpu.size)
+        raise CheckpointError(message, store.location) from error
     try:
         with heartbeat.storing():
             remove_old(store, KEEP, _group(), ranks == 1)
@@ -254,7 +252,7 @@ def _read(
         for owner, name in stored.names.items():
             file = files[owner] = store.open(name)
             stack.callback(file.close)
-            if not format.is_whole(file, name):
+            if crc_in(name) not in (None, format.crc_of(file)):
                 skipped.append(f"step {stored.step} is cut off or changed ({store.path_of(name)})")
                 return None
         part_file = files.pop(part)
@@ -269,12 +267,6 @@ def _read(
                 f"tpunb.load: {path} holds more than data: rebuilding {names} can run code. If you "
                 "trust its author: tpunb.load(weights_only=False). A file of state_dict()s, "
                 "tensors, numbers and strings needs no trust",
-                path,
-            ) from error
-        except (AttributeError, ImportError) as error:
-            raise CheckpointError(
-                f"tpunb.load: {path} needs something this process does not have ({error}): define "
-                "or import it above the call, as in the notebook that saved it",
                 path,
             ) from error
 
@@ -322,20 +314,15 @@ def _store(path: str | Path) -> Store:
         raise CheckpointError(f"{path}: {error}", str(path)) from error
 
 
-def _step(step: int) -> int:
-    if is_a(step, "torch", "Tensor"):
-        # operator.index would start the computation of a lazy tensor and wait for it.
-        raise TypeError("the step of a checkpoint must be an int, not a tensor")
-    try:
-        number = operator.index(step)
-    except TypeError:
+def _step(step: object) -> int:
+    if not isinstance(step, Integral):  # which no tensor is
+        kind = type(step).__name__
         raise TypeError(
-            f"the step of a checkpoint must be an int, not {type(step).__name__}: "
-            "tpunb.save(state, step)"
-        ) from None
-    if number < 0:
-        raise ValueError(f"the step of a checkpoint must not be negative: {number}")
-    return number
+            f"the step of a checkpoint must be an int, not {kind}: tpunb.save(state, step)"
+        )
+    if step < 0:
+        raise ValueError(f"the step of a checkpoint must not be negative: {step}")
+    return int(step)
 
 
 @dataclass
@@ -386,42 +373,22 @@ def _group() -> str:
     return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:8]
 
 
-def _pickle_failure(key: str, value: Any, error: Exception, step: int, store: Store) -> str:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+def _write_failure(error: Exception, step: int, store: Store, state_bytes: int) -> str:
+    reason, elsewhere = _reason(error), ""
+    if isinstance(error, OSError):
+        elsewhere = ". To save elsewhere: tpunb.save(…, path=…) or the variable TPUNB_CHECKPOINTS"
+        if error.errno in _DISK_FULL:
+            takes = f"its tensors take {size(state_bytes)}"
+            free = ", ".join(filter(None, [takes, store.describe_free()]))
+            reason += f" ({free}; {KEEP} checkpoints and the one being written must fit)"
     return (
-        f"tpunb.save: state{key} is a {kind} and cannot be pickled ({type(error).__name__}: "
-        f"{error}). Leave it out, or save its data: tensors, numbers, a state_dict(). "
-        f"Step {step} is not saved; {_intact(store)}"
-    )
-
-
-def _write_failure(error: Exception, step: int, store: Store, path: str, state_bytes: int) -> str:
-    reason = _reason(error)
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        takes = f"its tensors take {size(state_bytes)}"
-        free = ", ".join(filter(None, [takes, store.describe_free()]))
-        reason += f" ({free}; {KEEP} checkpoints and the one being written must fit)"
-    return (
-        f"tpunb.save: cannot write {path}: {reason}. Step {step} is not saved; {_intact(store)}. "
-        "To save elsewhere: tpunb.save(…, path=…) or the variable TPUNB_CHECKPOINTS"
+        f"tpunb.save: cannot write to {store.location}: {reason}. Step {step} is not saved; "
+        f"earlier checkpoints are intact{elsewhere}"
     )
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
-
-
-def _intact(store: Store) -> str:
-    """Return 'the checkpoints of steps 20, 10 are intact', for the message of a failed save."""
-    try:
-        steps = [str(stored.step) for stored in _list(store) if not stored.missing]
-    except Exception as error:  # the store is broken; earlier files in it are not touched
-        return f"earlier checkpoints were not touched ({type(error).__name__} listing them)"
-    if not steps:
-        return f"there is no earlier checkpoint in {store.location}"
-    if len(steps) == 1:
-        return f"the checkpoint of step {steps[0]} is intact"
-    return f"the checkpoints of steps {', '.join(steps)} are intact"
+    return (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
 
 
 def _report(call: str, message: str) -> None:

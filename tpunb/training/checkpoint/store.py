@@ -1,46 +1,44 @@
 """Stores of checkpoints, the names of their files, and which files form a checkpoint.
 
-    000007-step-300-3fa2b1c0.pt                      rank 0's state, for all ranks
-    000007-step-300-3fa2b1c0.0-rank-1-of-4.pt        rank 1's part of a checkpoint of four
-    000007-step-300-3fa2b1c0.0-shard-1-of-4.pt       the same, of DTensors: any ranks can load it
+    000007-step-300-3fa2b1c0-9bd1f3a7.pt                   rank 0's state, for all ranks
+    000007-step-300-3fa2b1c0.0-rank-1-of-4-52c0ab16.pt     rank 1's part of a checkpoint of four
+    000007-step-300-3fa2b1c0.0-shard-1-of-4-0e7d1f00.pt    the same, of DTensors: for any ranks
 
 The first number counts the saves in a folder: the newest checkpoint is the one saved last, not the
 one with the highest step, so that a training that starts again from step 0 is not resumed from the
 end of an older one. Each rank counts the files that it finds, and ranks save at different times, so
 the parts of a checkpoint have different numbers. Rank 0's number decides: only rank 0 takes part in
-every save, so only its numbers are in the order of all saves. The hex digits are the same for all
-ranks of an attempt, and the number after them counts its saves in parts, so that parts of
-different saves never form one checkpoint.
+every save, so only its numbers are in the order of all saves. The first hex digits are the same for
+all ranks of an attempt, and the number after them counts its saves in parts, so that parts of
+different saves never form one checkpoint. The last hex digits are the CRC-32 of the file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
+import fcntl
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from tpunb.runs import heartbeat
-from tpunb.training.checkpoint.format import END, has_end
 from tpunb.utils.text import size
 
-_NAME = re.compile(r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-(rank|shard)-(\d+)-of-(\d+))?\.pt")
-_TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.\d+\.tmp")
-_ABANDONED = 3600.0
-"""Seconds after which a temporary file of another machine counts as abandoned."""
-_host = re.sub(r"[^\w-]", "-", socket.gethostname())
-_numbers = itertools.count()
-_writing: set[str] = set()
+_NAME = re.compile(
+    r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-(rank|shard)-(\d+)-of-(\d+))?"
+    r"(?:-([0-9a-f]{8}))?\.pt"  # without a CRC: files of the first versions of tpunb
+)
+_ABANDONED = 60.0
+"""Seconds after which a temporary file that no process has locked was not created just now."""
 
 
 @dataclass
@@ -69,18 +67,9 @@ class StoredCheckpoint:
     def missing(self) -> list[int]:
         return sorted(set(range(self.ranks or 1)) - set(self.names))
 
-    def may_become_whole(self, reached: Mapping[int, int]) -> bool:
-        """True if ranks may still add parts. `reached`: the latest save in parts of each rank."""
-        save = self.save
-        return save is not None and any(reached.get(rank, -1) < save for rank in self.missing)
-
 
 class LocalStore:
-    """A folder on a file system of this machine.
-
-    `write` opens a file that appears, complete, when the block ends without an exception; `tail`
-    returns the last END bytes of a file, `describe_free` '' if that is not known.
-    """
+    """A folder on a file system of this machine."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path).expanduser().absolute()
@@ -92,27 +81,24 @@ class LocalStore:
         except FileNotFoundError:
             return []
 
-    @contextlib.contextmanager
-    def write(self, name: str) -> Iterator[IO[bytes]]:
+    def write(self, write: Callable[[IO[bytes]], str]) -> None:
+        """Add a file, which appears when it is complete. `write` fills it and returns its name."""
         self._path.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        temporary = f".{_host}.{os.getpid()}.{next(_numbers)}.tmp"
-        path = self._path / temporary
-        _writing.add(temporary)
+        path = self._path / f".{uuid.uuid4().hex}.tmp"
         try:
             with open(path, "xb") as file:
-                yield file
+                with contextlib.suppress(OSError):  # no file system needs to have locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                name = write(file)
                 with heartbeat.storing():
                     file.flush()
                     os.fsync(file.fileno())
-            with heartbeat.storing():
-                os.rename(path, self._path / name)
-                self._sync()
+                    os.replace(path, self._path / name)
+                    self._sync()
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        finally:
-            _writing.discard(temporary)
 
     def _sync(self) -> None:
         folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
@@ -122,16 +108,13 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self) -> None:
-        """Remove temporary files of processes that ended during a save."""
-        for name in self.list():
-            match = _TEMPORARY.fullmatch(name)
-            if match is None or name in _writing:
-                continue
-            with contextlib.suppress(FileNotFoundError):  # another rank has removed it
-                old = time.time() - (self._path / name).stat().st_mtime > _ABANDONED
-                dead = match[1] == _host and not _alive(int(match[2]))
-                if old or dead:
-                    (self._path / name).unlink()
+        """Remove temporary files of saves that were cut short: no process has them locked."""
+        for path in self._path.glob(".*.tmp"):
+            with contextlib.suppress(OSError):  # it is locked, or another rank has removed it
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    with open(path, "rb") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        path.unlink()
 
     def open(self, name: str) -> IO[bytes]:
         # O_NONBLOCK: opening a FIFO would wait for its other end.
@@ -141,11 +124,6 @@ class LocalStore:
             raise OSError(errno.EINVAL, "not a regular file", str(self._path / name))
         return open(fd, "rb")
 
-    def tail(self, name: str) -> bytes:
-        with self.open(name) as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - END, 0))
-            return file.read()
-
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
             (self._path / name).unlink(missing_ok=True)
@@ -154,6 +132,7 @@ class LocalStore:
         return str(self._path / name)
 
     def describe_free(self) -> str:
+        """Return how much can still be written; '' if that is not known."""
         try:
             disk = os.statvfs(self._path)
         except OSError:
@@ -164,7 +143,7 @@ class LocalStore:
 
 
 class RemoteStore:
-    """A folder at a URL that fsspec supports. A file in it is complete if it has the comment."""
+    """A folder at a URL that fsspec supports."""
 
     def __init__(self, system: Any, path: str, location: str) -> None:
         self._system = system
@@ -178,17 +157,18 @@ class RemoteStore:
         except FileNotFoundError:
             return []
 
-    @contextlib.contextmanager
-    def write(self, name: str) -> Iterator[IO[bytes]]:
+    def write(self, write: Callable[[IO[bytes]], str]) -> None:
         self._system.makedirs(self._path, exist_ok=True)
-        path = f"{self._path}/{name}"
+        path = f"{self._path}/{uuid.uuid4().hex}.tmp"
         try:
             file = self._system.open(path, "wb")
             try:
-                yield file
+                name = write(file)
             finally:
                 with heartbeat.storing():  # most of an upload happens in close()
                     file.close()
+            with heartbeat.storing():
+                self._system.mv(path, f"{self._path}/{name}")
         except BaseException:
             # Closing the file has stored the part that was written.
             with contextlib.suppress(Exception):  # the first error is the one to report
@@ -205,10 +185,6 @@ class RemoteStore:
             local.close()
             raise
         return local
-
-    def tail(self, name: str) -> bytes:
-        tail: bytes = self._system.tail(f"{self._path}/{name}", END)
-        return tail
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -256,13 +232,19 @@ class CheckpointPart:
     ranks: int
 
 
-def file_name(number: int, step: int, group: str, part: CheckpointPart | None) -> str:
+def file_name(number: int, step: int, group: str, part: CheckpointPart | None, crc: int) -> str:
     """Return the name of a checkpoint file; `part`: None if it is the whole checkpoint."""
     suffix = ""
     if part is not None:
         kind = "shard" if part.sharded else "rank"
         suffix = f".{part.save}-{kind}-{part.rank}-of-{part.ranks}"
-    return f"{number:06d}-step-{step}-{group}{suffix}.pt"
+    return f"{number:06d}-step-{step}-{group}{suffix}-{crc:08x}.pt"
+
+
+def crc_in(name: str) -> int | None:
+    """Return the CRC-32 in the name of a checkpoint file; None if it has none."""
+    match = _NAME.fullmatch(name)
+    return int(match[8], 16) if match is not None and match[8] else None
 
 
 def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:
@@ -272,9 +254,9 @@ def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:
         match = _NAME.fullmatch(name)
         if match is None:
             continue
-        number, step, group, save, kind, rank, ranks = match.groups()
+        number, step, group, save, kind, rank, ranks, _ = match.groups()
         # If rank 0 saves a step twice, these are two checkpoints.
-        key = (step, group, save, kind, ranks) if save else (step, group, number)
+        key = (step, group, save, kind, ranks) if save else (name,)
         checkpoint = checkpoints.setdefault(
             key,
             StoredCheckpoint(
@@ -299,39 +281,18 @@ def next_number(names: Iterable[str]) -> int:
 def remove_old(store: Store, keep: int, group: str, alone: bool) -> None:
     """Keep the newest `keep` complete checkpoints and remove all older ones.
 
-    A checkpoint counts as complete if all its files have their comment; they are not read again.
-    Checkpoints of this attempt to which late ranks may still add parts are kept. Unless this
-    process is `alone`, the newest checkpoint of another `group` is kept as well: the attempt
-    resumed from it, and a late rank may still have to load it.
+    Ranks may still add parts to a checkpoint of this attempt, `group`. Unless this process is
+    `alone`, the newest checkpoint of another attempt is kept as well: this one resumed from it, and
+    a late rank may still have to load it.
     """
     whole, began = 0, alone
-    checkpoints = group_files(store.list())
-    reached: dict[int, int] = {}
-    """The latest save in parts of each rank of this attempt."""
-    for checkpoint in checkpoints:
-        if checkpoint.group == group and checkpoint.save is not None:
-            for rank in checkpoint.names:
-                reached[rank] = max(reached.get(rank, -1), checkpoint.save)
-    for checkpoint in checkpoints:
-        if checkpoint.group == group and checkpoint.may_become_whole(reached):
+    for checkpoint in group_files(store.list()):
+        complete = not checkpoint.missing
+        if not complete and checkpoint.group == group:
             continue
-        counts = False
-        if not checkpoint.missing and (whole < keep or not began):
-            with contextlib.suppress(FileNotFoundError):  # another rank is removing it
-                counts = all(has_end(store.tail(name), name) for name in checkpoint.names.values())
-        needed = counts and not began and checkpoint.group != group
-        if whole >= keep and not needed:
+        resumed = complete and not began and checkpoint.group != group
+        if whole >= keep and not resumed:
             store.remove(checkpoint.names.values())
-        whole += counts
+        whole += complete
         # If all parts of a checkpoint exist, all ranks have reached their first save.
-        began |= needed or (counts and checkpoint.ranks is not None)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
+        began |= resumed or (complete and checkpoint.ranks is not None)

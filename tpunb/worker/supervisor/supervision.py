@@ -22,6 +22,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 
 from tpunb.runs.directory import RunDir
@@ -53,7 +54,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
-from tpunb.runs.trained_models import read_models, to_json
+from tpunb.runs.trained_models import read_models
 from tpunb.utils import files, processes, records
 from tpunb.utils.memory import OomDetector
 from tpunb.utils.processes import Process, Work
@@ -516,8 +517,9 @@ class Supervision:
         if not self._end_reported:
             self._end_reported = True
             self._read_last_outputs()
-            models = to_json(read_models(self.dir.models(self._attempt, self._own[0])))
-            self._hosts.say(HostEnded(self._result().to_json(), time.time(), models))
+            models = read_models(self.dir.models(self._attempt, self._own[0]))
+            ended = HostEnded(self._result().to_json(), time.time(), [*map(asdict, models)])
+            self._hosts.say(ended)
         return self._hosts.over
 
     def _say_numbers(self) -> None:

@@ -1,7 +1,7 @@
 """`tpunb.log`, `track`, `save` and `load` for exported scripts on machines without tpunb.
 
 Never imported: `export.py` copies the functions that a script uses into its header. Checkpoints
-have tpunb's format (`training/checkpoint/format.py`), so each can continue from the other's.
+have tpunb's format (`training/checkpoint/store.py`), so each can continue from the other's.
 """
 
 import atexit as _tpunb_atexit
@@ -52,7 +52,7 @@ def _tpunb_track(
 
 
 _TPUNB_CHECKPOINT = _tpunb_re.compile(
-    r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-rank-(\d+)-of-(\d+))?\.pt"
+    r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-rank-(\d+)-of-(\d+))?(?:-[0-9a-f]{8})?\.pt"
 )
 _TPUNB_SAVED: "dict[str, int]" = {}
 
@@ -120,16 +120,14 @@ def _tpunb_save(
     every = [match for files in _tpunb_checkpoints(folder) for match in files.values()]
     number = max((int(match[1]) for match in every), default=0) + 1
     part = f".{count}-rank-{rank}-of-{ranks}" if per_rank else ""
-    name = f"{number:06d}-step-{step}-{_tpunb_start()}{part}.pt"
     module = _tpunb_types.ModuleType("pickle")
     module.__dict__.update(vars(_tpunb_pickle), Pickler=CpuPickler)
     with _tpunb_io.BytesIO() as buffer:
         torch.save(state, buffer, pickle_module=module)
         data = buffer.getvalue()
-    # The archive's comment: a name and a checksum, with which tpunb verifies that it is complete.
-    data = data[:-2] + (256).to_bytes(2, "little")
-    data += f"tpunb checkpoint 1 {name} crc32 ".encode().rjust(248)
-    data += f"{_tpunb_zlib.crc32(data):08x}".encode()
+    # With the checksum in the name, tpunb verifies that the file is complete.
+    crc = f"{_tpunb_zlib.crc32(data):08x}"
+    name = f"{number:06d}-step-{step}-{_tpunb_start()}{part}-{crc}.pt"
     partial = _tpunb_os.path.join(folder, f".{name}.{_tpunb_os.getpid()}")
     with open(partial, "wb") as file:
         file.write(data)
