@@ -169,7 +169,7 @@ PARTS = {"reductions": reductions, "steps": steps, "zero1": zero1}
 def main(rounds: int, names: list[str]) -> None:
     """Measure the parts with these names alternately, `rounds` times."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    install_rehearsal(rank, world, rank, world)
+    install_rehearsal(rank, world)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo")
     clock = Clock(rank)

@@ -74,7 +74,7 @@ def predicting(rounds: int, samples: int) -> Times:
 def main(rounds: int, samples: int) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
-        install_rehearsal(rank, world, rank, world)
+        install_rehearsal(rank, world)
     found = predicting(rounds, samples)
     if rank == 0:
         print(json.dumps(found), flush=True)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tpunb.backends.choice import require_one_host
 from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment, hosts
 from tpunb.machine.hosts import Identity
@@ -238,6 +239,7 @@ class Node:
         spec = state.read_spec(self.run_dir)
         machine = detect_machine(os.environ, patience=PATIENCE)
         identity = self._identify()
+        require_one_host(spec.backend, spec.device, identity.nnodes)
         spec = self._localized(spec, identity)
         key = self._key(started, identity)
         self._send_hello(spec, identity, machine)

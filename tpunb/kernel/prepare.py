@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
+from tpunb.backends.choice import require_one_host
 from tpunb.kernel.options import Cores, TrainOptions, ranks_to_show
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine
@@ -34,6 +35,7 @@ def prepare(
     Raises UsageError for options that do not fit the target or the notebook, and TpunbError.
     """
     machine = target.machine(here)
+    require_one_host(machine.backend, machine.device, len(target.hosts))
     if refusal := environment.refused_variables(dict(options.env), machine):
         raise UsageError(f"{options.written('env')} {refusal}")
     forced = None if target.hosts else os.environ.get(env_vars.CORES)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.runs.cell_lines import CellLines
+from tpunb.utils.text import describe_ranks
 
 _LIBRARIES = (
     "tpunb.worker",

@@ -29,8 +29,8 @@ from torch.futures import Future
 
 from tpunb.backends.rehearsal.call import RankCall
 from tpunb.backends.rehearsal.errors import MismatchError
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.rehearsal.wire import Wire
+from tpunb.utils.text import describe_ranks
 
 # Private or without a promise, as most methods of its classes (torch 2.11, 2.13 and 2.15).
 _C10D: Any = torch._C._distributed_c10d

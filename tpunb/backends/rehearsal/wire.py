@@ -1,8 +1,7 @@
 """The wire between rehearsal ranks, on which they agree on a call and exchange tensors.
 
 Large tensors go over a private gloo group, built directly on the run's store, so that the user's
-own process groups are undisturbed; everything else goes over `transport.Mesh`, or, between hosts,
-over gloo as well.
+own process groups are undisturbed; everything else goes over `transport.Mesh`.
 
 Before each exchange the ranks compare their calls, because gloo ends the process with an uncaught
 C++ exception when two messages differ in size (measured, torch 2.9).
@@ -26,11 +25,11 @@ from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.buffers import heap, memory
 from tpunb.backends.rehearsal.call import RankCall, circumstances, describe_mismatch, running_line
 from tpunb.backends.rehearsal.errors import CollectiveError, ExchangeFailedError, MismatchError
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.rehearsal.stats import collective_stats, size_of
 from tpunb.backends.rehearsal.waiting import Connections, WaitTimes
 from tpunb.runs import heartbeat
 from tpunb.utils import processes
+from tpunb.utils.text import describe_ranks
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
@@ -178,6 +177,11 @@ class Wire:
             raise
         finally:
             self._inside.discard(threading.get_ident())
+
+    def meet(self, call: RankCall, members: Sequence[int]) -> None:
+        """Agree on a call that exchanges nothing. Raises as `exchange`."""
+        with self.exchange(call, members):
+            pass
 
     @property
     def in_child(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tpunb.backends import current
 from tpunb.backends.base import RankSetup
+from tpunb.backends.choice import require_one_host
 from tpunb.backends.torch.backend import TorchBackend
 from tpunb.backends.torchtpu import launch
 from tpunb.runs.spec import BackendName, Device
@@ -46,9 +47,8 @@ class TorchTpuBackend(TorchBackend):
 
     def rehearse(self, setup: RankSetup) -> None:
         """Compare the collectives of tensors on "tpu" and on the CPU."""
-        importlib.import_module(_INSTALL).install_rehearsal(
-            setup.rank, setup.world_size, setup.local_rank, setup.local_world_size
-        )
+        require_one_host(self.name, setup.device, setup.hosts)
+        importlib.import_module(_INSTALL).install_rehearsal(setup.rank, setup.world_size)
 
     def start(self, setup: RankSetup) -> None:
         """Do nothing: torch_tpu opens the TPU at its first use."""

@@ -1,4 +1,4 @@
-"""Rehearsal ranks in real processes: errors, interrupts, threads, children, and two hosts."""
+"""Rehearsal ranks in real processes: errors, interrupts, threads and children."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from tests.drivers.lazy import torch_xla, xm, xr
-from tests.drivers.ranks import LOOPBACK, Ranks, rehearse
+from tests.drivers.ranks import Ranks, rehearse
 from tpunb.backends.rehearsal import errors
-from tpunb.backends.rehearsal.errors import MismatchError, NotRehearsedError, PeerLostError
+from tpunb.backends.rehearsal.errors import MismatchError, NotRehearsedError
 
 # Functions without `test_` run in ranks; each is followed by the test that calls it.
 
@@ -427,96 +427,3 @@ def without_a_store() -> str:
 
 def test_missing_torch_elastic_store_is_explained(ranks: Ranks) -> None:
     assert "TORCHELASTIC_USE_AGENT_STORE is not True" in ranks.values(without_a_store, 1)[0]
-
-
-# -- two hosts
-
-
-def wrong(mistake: str) -> str:
-    """Make a mistake on rank 3, the second on the second host; return the error of this rank."""
-    from tpunb.backends.rehearsal import install
-
-    rank, _ = rehearse()
-    x = torch.ones(4, device=torch_xla.device())
-    xm.all_reduce("sum", [x])
-    try:
-        if mistake == "other call" and rank == 3:
-            xm.all_gather(x)
-        elif mistake.startswith("one less") and rank == 3:
-            install.leave_rehearsal()
-            if mistake == "one less, still busy":  # the others look; no connection is closed
-                time.sleep(3)
-            return ""
-        elif (mistake == "killed" and rank == 3) or (mistake == "host killed" and rank > 1):
-            os.kill(os.getpid(), 9)
-        else:
-            xm.all_reduce("sum", x)
-            xm.all_reduce("max", x)
-    except errors.CollectiveError as error:
-        if mistake == "one less, still busy" and error.__context__ is not None:
-            return f"a traceback would show {error.__context__!r} as the reason"
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("mistake", "told"),
-    [
-        (
-            "other call",
-            "MismatchError: .*ranks 0/0, 0/1, 1/2: all_reduce sum of float32.4..*"
-            "rank 1/3: all_gather of float32.4.",
-        ),
-        (
-            "one less",
-            "PeerLostError: rank 1/3 has returned from the train cell while rank ./. waited "
-            "in all_reduce sum of float32.4..*rank 1/3 took part in 1, the last at line",
-        ),
-        (
-            "one less, still busy",
-            "PeerLostError: rank 1/3 has returned from the train cell while rank ",
-        ),
-        ("killed", "PeerLostError: rank 1/3 ended while rank ./. waited in all_reduce sum"),
-        # A rank may see that one of them has ended before it sees the other.
-        (
-            "host killed",
-            "PeerLostError: (ranks 1/2, 1/3|rank 1/[23]) ended while rank 0/. waited in all_reduce",
-        ),
-    ],
-)
-def test_mismatch_and_lost_rank_errors_name_the_host(ranks: Ranks, mistake: str, told: str) -> None:
-    every = ranks.run(wrong, 4, mistake, hosts=LOOPBACK)
-    left = {"other call": 4, "host killed": 2}.get(mistake, 3)
-    for rank, ended in enumerate(every[:left]):
-        assert re.match(told, ended.value, re.DOTALL), (rank, ended.value)
-
-
-def without_store(folder: str) -> str:
-    """Wait for rank 3, which ends the process that serves the store, and does not take part."""
-    rank, world = rehearse()
-    x = torch.ones(4, device=torch_xla.device())
-    xm.all_reduce("sum", [x])
-    told = [Path(folder, str(other)) for other in range(world - 1)]
-    if rank == world - 1:
-        os.kill(int(os.environ["STORE_PID"]), signal.SIGKILL)
-        while not all(path.exists() for path in told):
-            time.sleep(0.01)
-        return ""
-    try:
-        xm.all_reduce("sum", x)
-        torch_xla.sync()
-    except PeerLostError as error:
-        return str(error)
-    finally:
-        told[rank].touch()
-    return "nothing was raised"
-
-
-def test_lost_store_of_host_0_is_explained(ranks: Ranks, tmp_path: Path) -> None:
-    *said, _ = ranks.values(without_store, 4, str(tmp_path), hosts=LOOPBACK)
-    for rank, text in enumerate(said):
-        assert re.match(
-            rf"torch elastic's store at 127.0.0.1:\d+ no longer answers rank {rank // 2}/{rank}, "
-            r"which waited in all_reduce sum of float32\[4\].*: the first host, which serves it",
-            text,
-        ), text

@@ -22,10 +22,11 @@ import torch_xla.runtime as xr
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_xla.version import __version__
 
+from tpunb.backends.rehearsal.agent import Agent
+from tpunb.backends.rehearsal.c10d_stores import ProcessGroupStores
 from tpunb.backends.rehearsal.call import RankCall
 from tpunb.backends.rehearsal.errors import make_refusal
 from tpunb.backends.rehearsal.install import connect_ranks, memory_info
-from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
 from tpunb.backends.rehearsal.waiting import WaitTimes
 from tpunb.backends.rehearsal.wire import TIMEOUT, Wire
 from tpunb.backends.xla import private_names, runtime
@@ -55,8 +56,6 @@ _library: torch.library.Library | None = None
 def install_rehearsal(
     rank: int,
     world_size: int,
-    local_rank: int,
-    local_world_size: int,
     timeout: float = TIMEOUT,
     times: WaitTimes | None = None,
 ) -> None:
@@ -70,24 +69,23 @@ def install_rehearsal(
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
     _check_versions()
-    agent, wire = connect_ranks(
-        rank, world_size, local_rank, local_world_size, timeout, times, XlaComparison()
-    )
+    agent = Agent.from_environment(rank, world_size)
+    wire = connect_ranks(agent, timeout, times, XlaComparison())
     # As pjrt.initialize_multiprocess sets them, for xr.local_ordinal() and similar functions.
-    os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
-    os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
+    os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(rank)
+    os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(world_size)
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
-    share_processors(os.environ, local_world_size)
+    share_processors(os.environ, world_size)
 
     rehearsed = make_collectives(wire, world_size)
     replaced = _identity(rank, world_size) | rehearsed.xlac | _refusals(XLAC)
-    replaced["_xla_memory_info"] = lambda device: memory_info(local_world_size)
+    replaced["_xla_memory_info"] = lambda device: memory_info(world_size)
     for name, function in replaced.items():
         setattr(_XLAC, name, dynamo.opaque_to_dynamo(function))
     vars(xm).update(rehearsed.model)
     dynamo.patch_dynamo_bridge()
-    stores = ProcessGroupStores(wire, agent)
+    stores = ProcessGroupStores(agent, wire)
     stores.install()
     replace_xla_rendezvous(wire, stores)
     warn_of_bucket_views()
