@@ -97,9 +97,7 @@ def test_what_is_missing_is_named_with_the_reason_and_the_fix(
 def test_only_plain_torch_runs_on_several_hosts_without_a_tpu() -> None:
     for allowed in (("torch", "CPU", 2), ("xla", "TPU", 2), ("torchtpu", "CPU", 1)):
         require_one_host(*allowed)  # type: ignore[arg-type]
-    with pytest.raises(
-        SetupError, match="TorchTPU is rehearsed on one host, and th"
-    ):
+    with pytest.raises(SetupError, match="TorchTPU is rehearsed on one host, and th"):
         require_one_host("torchtpu", "CPU", 2)
 
 

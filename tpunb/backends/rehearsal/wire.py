@@ -34,6 +34,17 @@ from tpunb.utils.text import describe_ranks
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
+REDUCED_AS = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+"""The types in which a TPU's values are reduced, if not in their own: as a TPU does, or because
+gloo lacks their own."""
 HEADER = struct.Struct("<16sqIIQQQQ")
 """Digest of the call, bytes of the payload, hash of the line, and `Comparison.begin_collective`'s
 numbers. 64 bytes, so that the payload is aligned for any type."""

@@ -360,11 +360,12 @@ def test_a_thread_may_reduce_while_the_main_thread_computes(ranks: Ranks) -> Non
 
 def in_a_child() -> str:
     rehearse()
+    from tpunb.backends.rehearsal import install
     from tpunb.backends.rehearsal.call import RankCall
 
     xm.all_reduce("sum", torch.ones(1, device=torch_xla.device()))
     # XLA itself would hang in a child: only the wire is used.
-    wire = xm.xla_rendezvous.__self__.peers.wire
+    wire = install._wire
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -390,9 +391,10 @@ def gathered_and_deleted() -> bool:
     rehearse()
     from torch.multiprocessing.reductions import StorageWeakRef
 
+    from tpunb.backends.rehearsal import install
     from tpunb.backends.rehearsal.call import RankCall
 
-    wire, call = xm.xla_rendezvous.__self__.peers.wire, RankCall("all_gather")
+    wire, call = install._wire, RankCall("all_gather")
     value = torch.ones(8)
     storage = StorageWeakRef(value.untyped_storage())
     with wire.exchange(call, [0, 1], value):
