@@ -22,7 +22,7 @@ import torch_xla.core.xla_model as xm
 from torch import nn
 from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
-from tpunb.backends.xla.rehearsal.install import install_rehearsal
+from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
 
 LARGE = 25_000_000
 """Number of float32 values: 100 MB."""

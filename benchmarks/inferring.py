@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tpunb.backends.xla.rehearsal.install import install_rehearsal
+from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
 from tpunb.training import predict
 
 WIDTH, CLASSES = 1024, 10

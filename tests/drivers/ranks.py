@@ -167,9 +167,11 @@ def _rank(function: Any, rank: int, folder: Path, args: list[Any]) -> None:
         os._exit(code)
 
 
-def rehearse(package: str = "tpunb.backends.xla.rehearsal", **options: Any) -> tuple[int, int]:
+def rehearse(
+    module: str = "tpunb.backends.xla.rehearsal.install_xla", **options: Any
+) -> tuple[int, int]:
     """In a rank: install the rehearsal of a backend as a run does; return rank and world size."""
-    install = importlib.import_module(f"{package}.install")
+    install = importlib.import_module(module)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     install.install_rehearsal(rank, world, **options)
     return rank, world

@@ -178,7 +178,7 @@ ON_A_TPU = """
 
     standalone.prepare()
     xlac = vars(torch_xla._XLAC)
-    print(os.environ["PJRT_DEVICE"], "tpunb.backends.xla.rehearsal.install" in sys.modules,
+    print(os.environ["PJRT_DEVICE"], "tpunb.backends.xla.rehearsal.install_xla" in sys.modules,
           xlac["_xla_all_reduce"].__class__.__name__, "TPU_PROCESS_ADDRESSES" in os.environ)
     torch_xla.launch(lambda *args: print(args), args=("a",))
 """

@@ -14,7 +14,7 @@ from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
 from tpunb.backends.choice import is_installed, require_one_host
 from tpunb.backends.torchtpu.loading import AUTOLOAD
-from tpunb.backends.xla import device
+from tpunb.backends.xla import xla_device
 from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import addresses, env_vars, one_rank, processes
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
@@ -95,10 +95,10 @@ def _prepare_xla(spmd: bool) -> None:
         if os.environ["PJRT_DEVICE"] == "TPU":
             if local_world_size < world_size:
                 addresses.bind_gloo(os.environ)
-            device.take_chip(local_rank, local_world_size, world_size)
-            device.start_runtime_with_others()
+            xla_device.take_chip(local_rank, local_world_size, world_size)
+            xla_device.start_runtime_with_others()
         elif os.environ["PJRT_DEVICE"] == "CPU":
-            from tpunb.backends.xla.rehearsal.install import install_rehearsal
+            from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
             from tpunb.backends.xla.spmd import refuse_in_ranks
 
             install_rehearsal(int(os.environ["RANK"]), world_size)
@@ -147,4 +147,4 @@ def _import_torch_xla() -> None:
         if silenced:
             del os.environ[own_choice]
     if not chosen:
-        os.environ["PJRT_DEVICE"] = "TPU" if device.count_chips() > 0 else "CPU"
+        os.environ["PJRT_DEVICE"] = "TPU" if xla_device.count_chips() > 0 else "CPU"

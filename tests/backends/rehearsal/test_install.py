@@ -42,7 +42,7 @@ def meets_nobody() -> str:
             return str(error)
     from tests.drivers.ranks import rehearse
 
-    rehearse("tpunb.backends.rehearsal")
+    rehearse("tpunb.backends.rehearsal.install")
     leave_rehearsal()
     time.sleep(2)
     return ""

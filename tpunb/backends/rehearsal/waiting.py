@@ -44,7 +44,7 @@ from tpunb.backends.rehearsal.errors import (
     PeerLostError,
     WaitedTooLongError,
 )
-from tpunb.backends.rehearsal.transport import Arrival, Group, Mesh
+from tpunb.backends.rehearsal.mesh import Arrival, Group, Mesh
 from tpunb.utils import descriptors
 from tpunb.utils.text import describe_ranks
 

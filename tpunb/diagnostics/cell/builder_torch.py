@@ -94,7 +94,7 @@ class TorchReportBuilder(ReportBuilder):
     def _where(self) -> str:
         """'TorchTPU, rehearsed on the CPU'."""
         if self._on_tpu:
-            rehearsal: Any = sys.modules.get("tpunb.backends.torchtpu.rehearsal.device")
+            rehearsal: Any = sys.modules.get("tpunb.backends.torchtpu.rehearsal.rehearsed_device")
             rehearsed = rehearsal is not None and rehearsal.is_installed()
             return "TorchTPU, rehearsed on the CPU" if rehearsed else "TorchTPU"
         if self._recorder.used_device:

@@ -113,11 +113,11 @@ def test_buffers_are_reused_after_xla_releases_them(ranks: Ranks) -> None:
 
 def of_all_sizes() -> list[float]:
     rank, world = rehearse()
-    from tpunb.backends.rehearsal import transport, wire
+    from tpunb.backends.rehearsal import mesh, wire
 
     device = torch_xla.device()
-    inline = (transport.INLINE - wire.HEADER.size) // 4
-    room = transport.Mesh(rank, range(world)).room // 4
+    inline = (mesh.INLINE - wire.HEADER.size) // 4
+    room = mesh.Mesh(rank, range(world)).room // 4
     found = []
     for count in (1, inline - 1, inline, inline + 1, room // world, room, room + 1):
         value = (torch.arange(count) % 100.0 + rank).to(device)

@@ -35,7 +35,7 @@ def prepare_device(setup: RankSetup) -> None:
     spmd.prepare_spmd()
     if world_size > 1:
         from tpunb.backends.rehearsal.install import FOREVER
-        from tpunb.backends.xla.rehearsal.install import install_rehearsal
+        from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
 
         require_one_host("xla", setup.device, setup.hosts)
         install_rehearsal(setup.rank, world_size, FOREVER)
