@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -44,40 +43,6 @@ def test_deadlock_cycle_detection(waits: dict[int, Any], found: list[int]) -> No
     assert sorted(find_cycle(0, waits[0], waits.get)) == found
     for rank, said in waits.items():
         assert Wait.from_json(said.to_json()).lacks(waits[0]) == said.lacks(waits[0]), rank
-
-
-def permuted(pairs: list[list[list[int]]]) -> str:
-    rank, _ = rehearse()
-    x = torch.full((3,), float(rank), device=torch_xla.device())
-    try:
-        xm.collective_permute(x, pairs[rank])
-        xm.rendezvous("behind it")
-    except CollectiveError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("pairs", "called"),
-    [
-        ([[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 2]]], [(0, "[0, 1], [1, 2]"), (2, "[0, 2]")]),
-        ([[[0, 1]], [[1, 2]], [[2, 0]]], [(0, "[0, 1]"), (1, "[1, 2]"), (2, "[2, 0]")]),
-        # Rank 2 is in no pair, and still takes part.
-        ([[[0, 1], [1, 2]], [[0, 1], [1, 2]], [[0, 1]]], [(0, "[0, 1], [1, 2]")]),
-    ],
-)
-def test_mismatch_of_permute_pairs_names_the_ranks(
-    ranks: Ranks, pairs: list[list[list[int]]], called: list[tuple[int, str]]
-) -> None:
-    began = time.monotonic()
-    said = ranks.values(permuted, 3, pairs)
-    assert all(text.startswith("MismatchError: ") for text in said)
-    assert time.monotonic() - began < 60.0, "this was a time-out"
-    for rank, described in called:
-        text = rf"ranks? (\d, )*{rank}(, \d)*: collective_permute of float32\[3\], pairs "
-        assert re.search(
-            rf"{text}\[{re.escape(described)}\]\n +line \d+ of test_waiting.py: xm.coll", said[0]
-        ), said[0]
 
 
 def sent_in_a_circle() -> str:
