@@ -56,7 +56,6 @@ def disagreeing() -> dict[str, str]:
     rank, world = rehearse()
     device = torch_xla.device()
     x, square = torch.ones(3, device=device), torch.ones(3, 3, device=device)
-    odd = torch.ones(3, 3 + rank, device=device)
     functional = torch.ops._c10d_functional
     sizes = range(1, 60) if rank else [*range(1, 17), 99, *range(18, 60)]
     calls: dict[str, Callable[[], object]] = {
