@@ -82,7 +82,7 @@ def _keep_for_ever(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-class _Operator(NamedTuple):
+class C10dOperator(NamedTuple):
     """An operator of c10d, as this module replaces it."""
 
     kernel: str
@@ -102,36 +102,36 @@ class _Operator(NamedTuple):
 _BASE = "_allgather_base", "AllgatherOptions"
 _SCATTER_BASE = "_reduce_scatter_base", "ReduceScatterOptions"
 OPERATORS = {
-    "allreduce_": _Operator("reduce", "all_reduce", "allreduce", "AllreduceOptions", 4, True),
-    "allreduce_coalesced_": _Operator(
+    "allreduce_": C10dOperator("reduce", "all_reduce", "allreduce", "AllreduceOptions", 4, True),
+    "allreduce_coalesced_": C10dOperator(
         "reduce", "all_reduce_coalesced", "allreduce_coalesced", "AllreduceCoalescedOptions", 3
     ),
-    "reduce_": _Operator("reduce", "reduce", "reduce", "ReduceOptions", 5),
-    "reduce_scatter_": _Operator(
+    "reduce_": C10dOperator("reduce", "reduce", "reduce", "ReduceOptions", 5),
+    "reduce_scatter_": C10dOperator(
         "reduce_scatter", "reduce_scatter", "reduce_scatter", "ReduceScatterOptions", 4, True
     ),
-    "_reduce_scatter_base_": _Operator(
+    "_reduce_scatter_base_": C10dOperator(
         "reduce_scatter", "reduce_scatter_tensor", *_SCATTER_BASE, 4, True
     ),
-    "reduce_scatter_tensor_coalesced_": _Operator(
+    "reduce_scatter_tensor_coalesced_": C10dOperator(
         "reduce_scatter", "reduce_scatter_tensor_coalesced", *_SCATTER_BASE, 4
     ),
-    "allgather_": _Operator("gather", "all_gather", "allgather", "AllgatherOptions", 3, True),
-    "_allgather_base_": _Operator("gather", "all_gather_into_tensor", *_BASE, 3, True),
-    "allgather_into_tensor_coalesced_": _Operator(
+    "allgather_": C10dOperator("gather", "all_gather", "allgather", "AllgatherOptions", 3, True),
+    "_allgather_base_": C10dOperator("gather", "all_gather_into_tensor", *_BASE, 3, True),
+    "allgather_into_tensor_coalesced_": C10dOperator(
         "gather", "all_gather_into_tensor_coalesced", *_BASE, 3
     ),
-    "allgather_coalesced_": _Operator(
+    "allgather_coalesced_": C10dOperator(
         "gather", "all_gather_coalesced", "allgather_coalesced", "AllgatherOptions", 3
     ),
-    "broadcast_": _Operator("broadcast", "broadcast", "broadcast", "BroadcastOptions", 4, True),
-    "gather_": _Operator("with_root", "gather", "gather", "GatherOptions", 4),
-    "scatter_": _Operator("with_root", "scatter", "scatter", "ScatterOptions", 4, True),
-    "alltoall_base_": _Operator(
+    "broadcast_": C10dOperator("broadcast", "broadcast", "broadcast", "BroadcastOptions", 4, True),
+    "gather_": C10dOperator("with_root", "gather", "gather", "GatherOptions", 4),
+    "scatter_": C10dOperator("with_root", "scatter", "scatter", "ScatterOptions", 4, True),
+    "alltoall_base_": C10dOperator(
         "all_to_all_single", "all_to_all_single", "alltoall_base", "AllToAllOptions", 5
     ),
-    "alltoall_": _Operator("all_to_all", "all_to_all", "alltoall", "AllToAllOptions", 3, True),
-    "barrier": _Operator("barrier", "barrier", "barrier", "BarrierOptions", 3),
+    "alltoall_": C10dOperator("all_to_all", "all_to_all", "alltoall", "AllToAllOptions", 3, True),
+    "barrier": C10dOperator("barrier", "barrier", "barrier", "BarrierOptions", 3),
 }
 _PAIRWISE = ("send", "recv_")
 """Not compared. Tensors of the CPU keep torch's own kernels."""
@@ -167,7 +167,7 @@ class ComparedCollectives:
             for name, kernel in {**kernels, **self._kind.missing}.items():
                 self._library.impl(name, kernel, self._kind.key)
 
-    def _kernel(self, operator: _Operator) -> Callable[..., Any]:
+    def _kernel(self, operator: C10dOperator) -> Callable[..., Any]:
         method, count = getattr(self, operator.kernel), operator.arguments
 
         def kernel(*args: Any) -> Any:
@@ -401,7 +401,7 @@ class ComparedCollectives:
 class _Call(NamedTuple):
     """A call of an operator."""
 
-    operator: _Operator
+    operator: C10dOperator
     timeout: int
     """In ms; -1: the group's."""
     reduction: str = ""

@@ -1,6 +1,6 @@
 """The private names of torch that the rehearsed device uses, and why.
 
-Data only. tests/backends/torchtpu/rehearsal/test_private_names.py checks that this package uses no
+Data only. tests/backends/torchtpu/rehearsal/test_private_torch_names.py checks that this package uses no
 others, and that each still exists.
 """
 
