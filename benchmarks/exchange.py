@@ -22,7 +22,7 @@ import torch_xla.core.xla_model as xm
 from torch import nn
 from torch_xla.distributed.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
-from tpunb.backends.xla.rehearsal.install import install_rehearsal
+from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
 
 LARGE = 25_000_000
 """Number of float32 values: 100 MB."""
@@ -169,7 +169,7 @@ PARTS = {"reductions": reductions, "steps": steps, "zero1": zero1}
 def main(rounds: int, names: list[str]) -> None:
     """Measure the parts with these names alternately, `rounds` times."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    install_rehearsal(rank, world, rank, world)
+    install_rehearsal(rank, world)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo")
     clock = Clock(rank)

@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tpunb.backends.xla.rehearsal.install import install_rehearsal
+from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
 from tpunb.training import predict
 
 WIDTH, CLASSES = 1024, 10
@@ -74,7 +74,7 @@ def predicting(rounds: int, samples: int) -> Times:
 def main(rounds: int, samples: int) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
-        install_rehearsal(rank, world, rank, world)
+        install_rehearsal(rank, world)
     found = predicting(rounds, samples)
     if rank == 0:
         print(json.dumps(found), flush=True)

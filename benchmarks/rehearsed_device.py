@@ -83,7 +83,7 @@ def measure(rounds: int, steps: int) -> str:
     """Measure each model on both devices alternately; one thread each."""
     import torch
 
-    from tpunb.backends.torchtpu.rehearsal.device import install
+    from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 
     install()
     torch.set_num_threads(1)

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import torch_tpu
-from tpunb.backends.choice import Installed, NamedBackend, choose, find_installed
+from tpunb.backends.choice import (
+    Installed,
+    NamedBackend,
+    choose,
+    find_installed,
+    require_one_host,
+)
 from tpunb.backends.torchtpu import loading
 from tpunb.runs.spec import BackendName
 from tpunb.utils.errors import MissingPackageError, SetupError
@@ -86,6 +92,13 @@ def test_what_is_missing_is_named_with_the_reason_and_the_fix(
     if isinstance(raised.value, MissingPackageError):
         assert raised.value.install
     assert ("'tpunb[torchtpu]'" in str(raised.value)) == (on_tpu and backend != "xla")
+
+
+def test_only_plain_torch_runs_on_several_hosts_without_a_tpu() -> None:
+    for allowed in (("torch", "CPU", 2), ("xla", "TPU", 2), ("torchtpu", "CPU", 1)):
+        require_one_host(*allowed)  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match="TorchTPU is rehearsed on one host, and th"):
+        require_one_host("torchtpu", "CPU", 2)
 
 
 @pytest.mark.parametrize("installed", [False, True])

@@ -14,12 +14,12 @@ BACKENDS = {"cpu": "gloo", "tpu": "tpu_dist"}
 
 def rehearse_on(device: str, **options: Any) -> tuple[int, int]:
     """In a rank: install the rehearsal and the process group; return rank and world size."""
-    package = "tpunb.backends.rehearsal"
+    module = "tpunb.backends.rehearsal.install"
     if device == "tpu":
-        package = "tpunb.backends.torchtpu.rehearsal"
-        from tpunb.backends.torchtpu.rehearsal.device import install
+        module = "tpunb.backends.torchtpu.rehearsal.tpu_dist"
+        from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 
         install()
-    rank, world = rehearse(package, **options)
+    rank, world = rehearse(module, **options)
     dist.init_process_group(BACKENDS[device])
     return rank, world

@@ -146,7 +146,7 @@ class RunOnHosts:
         self.spec = replace(
             RunSpec(
                 made.id, "pod", ranks * len(names), "CPU", str(folder), (), script.blocks,
-                hosts=names, hang_timeout=0.0, grace=5.0,
+                backend="torch", hosts=names, hang_timeout=0.0, grace=5.0,
             ),
             **values,
         )  # fmt: skip

@@ -9,24 +9,19 @@ the store of its own.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import importlib.util
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from tpunb.utils import processes
-from tpunb.utils.name_service import use_hosts_file_only
+from typing import Any, NamedTuple
 
 TIMEOUT = 120.0
 """Seconds after which ranks are killed, so that a hang fails its test."""
@@ -43,25 +38,6 @@ class Ended(NamedTuple):
     """What it wrote to stdout."""
 
 
-class Where(Protocol):
-    """A host, such as one of `tests.fakes.hosts.Pod`."""
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-
-
-class Loopback(NamedTuple):
-    """An address of this machine as a host, for what needs no network of its own."""
-
-    address: str
-    pid: int = 0
-
-
-LOOPBACK = (Loopback("127.0.0.1"), Loopback("127.0.0.2"))
-
-
 class Ranks:
     """The warm process. `pid`: its process id."""
 
@@ -71,20 +47,14 @@ class Ranks:
         self._folder = folder
         self._runs = 0
 
-    def run(
-        self, function: Any, count: int, *args: object, hosts: Sequence[Where] = (), **env: str
-    ) -> list[Ended]:
-        """Call a module's function in `count` ranks and return how each ended.
-
-        `hosts`: where they are, as many on each; on one host if there are none.
-        """
+    def run(self, function: Any, count: int, *args: object, **env: str) -> list[Ended]:
+        """Call a module's function in `count` ranks and return how each ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._runs += 1
         folder = self._folder / str(self._runs)
         folder.mkdir()
         order = [function.__module__, function.__name__, count, str(folder), args, env]
-        order.append([[host.address, host.pid] for host in hosts])
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         ended = []
@@ -97,11 +67,9 @@ class Ranks:
             ended.append(Ended(*value_and_error, code, (folder / f"stdout{rank}").read_text()))
         return ended
 
-    def values(
-        self, function: Any, count: int, *args: object, hosts: Sequence[Where] = (), **env: str
-    ) -> list[Any]:
+    def values(self, function: Any, count: int, *args: object, **env: str) -> list[Any]:
         """Like `run`, and return the ranks' values. Fails if one of them failed."""
-        ended = self.run(function, count, *args, hosts=hosts, **env)
+        ended = self.run(function, count, *args, **env)
         failed = [f"rank {rank}:\n{e.error}" for rank, e in enumerate(ended) if e.error]
         assert not failed, "\n".join(failed)
         return [e.value for e in ended]
@@ -131,14 +99,9 @@ def _serve() -> None:
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for number, line in enumerate(sys.stdin):
-        module, name, count, folder, args, env, hosts = json.loads(line)
+        module, name, count, folder, args, env = json.loads(line)
         function = getattr(importlib.import_module(module), name)
         pids = []
-        address, port, agent = "127.0.0.1", store.port, 0
-        if hosts:
-            (address, _), *_ = hosts
-            port, agent = _serve_on(*hosts[0])
-        local_count = count // max(1, len(hosts))
         # Ranks start when all are forked: a fork while the store's thread serves an earlier rank
         # can leave the child with a lock that nobody releases (3 of 434 rounds; now 0 of 507).
         gate, opens = os.pipe()
@@ -148,25 +111,20 @@ def _serve() -> None:
             if pid == 0:
                 os.close(opens)
                 os.read(gate, 1)
-                if hosts:
-                    here, space = hosts[rank // local_count]
-                    enter(space)
-                    os.environ["TPUNB_ADDRESS"] = here
                 os.environ.update(
                     RANK=str(rank),
-                    LOCAL_RANK=str(rank % local_count),
+                    LOCAL_RANK=str(rank),
                     WORLD_SIZE=str(count),
-                    LOCAL_WORLD_SIZE=str(local_count),
-                    GROUP_RANK=str(rank // local_count),
-                    GROUP_WORLD_SIZE=str(max(1, len(hosts))),
-                    MASTER_ADDR=address,
-                    MASTER_PORT=str(port),
+                    LOCAL_WORLD_SIZE=str(count),
+                    GROUP_RANK="0",
+                    GROUP_WORLD_SIZE="1",
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=str(store.port),
                     TORCHELASTIC_RUN_ID="test",
                     # Keeps the keys of one order apart from those of the next.
                     TORCHELASTIC_RESTART_COUNT=str(number),
                     TORCHELASTIC_USE_AGENT_STORE="True",
                     TPUNB_BOARD=str(board),
-                    STORE_PID=str(agent),
                     **env,
                 )
                 _rank(function, rank, Path(folder), args)
@@ -175,48 +133,8 @@ def _serve() -> None:
         os.close(gate)
         os.close(board)
         codes = _wait(pids)
-        if agent:
-            os.kill(agent, signal.SIGKILL)
-            os.waitpid(agent, 0)
         print(json.dumps(codes), flush=True)
     os._exit(0)  # a normal exit of the interpreter takes seconds
-
-
-def _serve_on(address: str, space: int) -> tuple[int, int]:
-    """Serve a store on the first of several hosts; its port, and the pid of its process."""
-    import torch.distributed as dist
-
-    told, tells = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        processes.die_with_parent(os.getppid())
-        enter(space)
-        use_hosts_file_only()
-        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        os.write(tells, str(store.port).encode())
-        os.close(tells)
-        signal.pause()
-    os.close(tells)
-    with open(told) as port:
-        return int(port.read()), pid
-
-
-def enter(pid: int) -> None:
-    """Take this process, of one thread, to the host of another. Its working directory stays."""
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is new in Python 3.12
-    here = os.open(".", os.O_PATH)
-    names = [
-        name
-        for name in ("user", "net", "mnt", "uts")
-        if pid and os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}")
-    ]
-    files = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]
-    for file in files:
-        if libc.setns(file, 0):
-            raise OSError(ctypes.get_errno(), "setns")
-        os.close(file)
-    os.fchdir(here)
-    os.close(here)
 
 
 def _wait(pids: list[int]) -> list[int]:
@@ -249,14 +167,13 @@ def _rank(function: Any, rank: int, folder: Path, args: list[Any]) -> None:
         os._exit(code)
 
 
-NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-def rehearse(package: str = "tpunb.backends.xla.rehearsal", **options: Any) -> tuple[int, int]:
+def rehearse(
+    module: str = "tpunb.backends.xla.rehearsal.install_xla", **options: Any
+) -> tuple[int, int]:
     """In a rank: install the rehearsal of a backend as a run does; return rank and world size."""
-    install = importlib.import_module(f"{package}.install")
-    rank, world, local, locals_ = (int(os.environ[name]) for name in NUMBERS)
-    install.install_rehearsal(rank, world, local, locals_, **options)
+    install = importlib.import_module(module)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    install.install_rehearsal(rank, world, **options)
     return rank, world
 
 

@@ -208,6 +208,29 @@ def test_host_numbers_determine_rank_order(tmp_path: Path) -> None:
             run.close()
 
 
+AVERAGED = """
+import os
+import torch.distributed as dist
+for _ in range(2):  # a second group finds no keys of the first
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    if (os.environ["TPUNB_ATTEMPT"], os.environ["RANK"]) == ("0", "3"):
+        raise ValueError("once")
+    dist.destroy_process_group()
+print("total", total.item(), flush=True)
+"""
+
+
+def test_plain_torch_reduces_over_hosts_also_after_a_retry(make: Make) -> None:
+    run = make(AVERAGED, prelude=["import torch"], program=REAL, retries=1)
+    run.start_all("--lost-after", "30s")  # it trains on a busy machine
+    assert run.wait() == [0, 0]
+    said = [line for node in run.nodes.values() for line in node.log() if "] total" in line]
+    assert sorted(said) == [f"[{rank}] total 6.0" for rank in range(4)]
+    assert run.nodes[0].result().attempts == 2
+
+
 def test_retry_with_torch_elastic_on_all_hosts_and_returns(make: Make) -> None:
     """With torch, its store on host 0, a prelude on each host, and values of rank 0."""
     run = make(STORE, prelude=["kept = 40"], program=REAL, retries=1, returns=("value",))

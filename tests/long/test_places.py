@@ -71,7 +71,7 @@ def test_lost_host_ends_the_run_and_is_named(pod: ReachedPod, nb: Kernel) -> Non
 
 def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
     with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
-        made.run("%load_ext tpunb", "load").good()
+        made.run("%load_ext tpunb\n%tpu_setup --backend torch", "load").good()
         train(made, GO_ON, until_begun=4)
         run = newest(made)
         assert run is not None

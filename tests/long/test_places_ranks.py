@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.drivers import trainings
 from tests.drivers.kernel import Kernel, kernel
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
@@ -17,15 +16,32 @@ from tpunb.runs.spec import Profile, RunState
 
 pytestmark = pytest.mark.timeout(600)
 
-PRELUDE = f"import helper\n{trainings.PRELUDE}"
-TRAIN = (
-    trainings.TRAIN
-    + """\
-weights = [p.detach().cpu() for p in model.parameters()]
+PRELUDE = """
+import helper
+import torch
+import torch.distributed as dist
+import tpunb
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 3), torch.randn(64, 1)
+model = torch.nn.Linear(3, 1)
+"""
+TRAIN = """
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+averaged = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+part = slice(rank * 64 // world, (rank + 1) * 64 // world)
+for step in range(5):
+    optimizer.zero_grad()
+    loss = ((averaged(x[part]) - y[part]) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    tpunb.log(step=step, loss=loss)
+weights = [p.detach() for p in model.parameters()]
 helped = helper.NAME
 tpunb.save({"step": 5}, step=5)
 """
-)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +58,7 @@ def pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def nb(pod: ReachedPod) -> Iterator[Kernel]:
     env = {**pod.environment(), "HOME": str(pod.folder)}
     with kernel(pod.project, "pod.ipynb", **env) as made:
-        made.run("%load_ext tpunb", "load").good()
+        made.run("%load_ext tpunb\n%tpu_setup --backend torch", "load").good()
         made.run(PRELUDE, "prelude").good()
         yield made
 
@@ -62,7 +78,7 @@ def trained(nb: Kernel) -> RunDir:
 
 def test_profile_traces_of_all_hosts_are_merged(trained: RunDir) -> None:
     [session] = (trained.profile / "plugins" / "profile").iterdir()
-    every = [f"rank-{rank}.xplane.pb" for rank in range(4)]
+    every = [f"rank-{rank}.pt.trace.json" for rank in range(4)]
     assert sorted(path.name for path in session.iterdir()) == every
     steps = trace.read_step_times(trained, Profile((), 2, 4), 4, 1)
     assert steps is not None
@@ -89,17 +105,21 @@ def test_resume_on_every_host_from_a_shared_checkpoint_with_returns(
 
 
 def test_launch_of_a_function_on_every_host(nb: Kernel) -> None:
-    nb.run("def twice(x):\n    return x * 2 + xr.world_size()", "twice").good()
+    twice = "import os\ndef twice(x):\n    return x * 2 + int(os.environ['WORLD_SIZE'])"
+    nb.run(twice, "twice").good()
     ran = nb.run("print(tpunb.launch(twice, args=(torch.tensor(3.0),), on='pod').returns)", "call")
     assert "{'value': tensor(10.)}" in ran.good().stdout
 
 
 def test_hang_report_lists_waiting_ranks_of_every_host(nb: Kernel) -> None:
-    body = "import time\nif xr.global_ordinal() == 3:\n    time.sleep(600)\nxm.rendezvous('all')"
+    body = (
+        "import time\ndist.init_process_group('gloo')\nif dist.get_rank() == 3:\n"
+        "    time.sleep(600)\ndist.barrier()"
+    )
     ran = nb.run(f"%%tpu_train --on pod --hang-timeout 4\n{body}", "hang")
     [result] = [run.read_result() for run in list_runs(nb.folder / "runs")[-1:]]
     assert result is not None
     assert result.state is RunState.HUNG, ran.screen()
     text = result.failures[0].message
-    assert re.search(r"h0: ranks 0, 1: in xm.rendezvous, cell \[\d+\], line 5", text), text
-    assert re.search(r"h1: rank 3: at cell \[\d+\], line 4: time.sleep", text), text
+    assert re.search(r"h0: ranks 0, 1: in [\w.]+, cell \[\d+\], line 6: dist.barrier", text), text
+    assert re.search(r"h1: rank 3: at cell \[\d+\], line 5: time.sleep", text), text

@@ -24,7 +24,7 @@ from tests.worker.test_stepped import EQUAL_BUT_SLOW, blamed
 CODE = """\
 import os, sys
 import torch, torch_xla
-from tpunb.backends.xla import device
+from tpunb.backends.xla import xla_device
 
 def case(cache, own=""):
     if os.fork():
@@ -34,7 +34,7 @@ def case(cache, own=""):
     if own:
         import torch_xla.runtime as xr
         xr.initialize_cache(own)
-    device.keep_compiled(3, 8)
+    xla_device.keep_compiled(3, 8)
     x = torch.ones(3, device="xla")
     torch_xla.sync()
     print((x + 1).cpu().tolist(), os.environ.get("XLA_PERSISTENT_CACHE_PATH"), flush=True)

@@ -69,7 +69,7 @@ def main(device: str) -> dict[str, Any]:
     from tpunb import worker
     from tpunb.backends import xla
     from tpunb.backends.base import RankSetup
-    from tpunb.backends.xla import device as asked
+    from tpunb.backends.xla import xla_device as asked
 
     everything = [
         module.name
@@ -123,7 +123,7 @@ def test_rehearsal_is_detected_by_the_same_check() -> None:
 @pytest.mark.usefixtures("starts_processes")
 def test_torch_xla_is_untouched_and_each_rank_has_its_own_chip() -> None:
     found = ran("TPU", TPU)
-    assert "tpunb.backends.xla.rehearsal.install" in found["modules"]
+    assert "tpunb.backends.xla.rehearsal.install_xla" in found["modules"]
     assert "torch_xla._XLAC._xla_all_reduce" in found["all"]
     assert "_c10d_functional.all_reduce" in found["all"]
     assert len(found["all"]) > 40

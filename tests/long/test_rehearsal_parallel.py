@@ -1,4 +1,4 @@
-"""Libraries that train a model in parts or copies: DDP, FSDP, ZeRO-1, distributed checkpoints.
+"""Libraries that train a model in parts: FSDP, ZeRO-1, distributed checkpoints.
 
 Each is compared with plain torch on one CPU and the global batch.
 """
@@ -55,53 +55,6 @@ def alone(world: int, optimizer: str, clip: float | None = None) -> list[float]:
 
 def _flat(state: dict[str, Any]) -> list[float]:
     return [value for tensor in state.values() for value in tensor.flatten().tolist()]
-
-
-def ddp() -> list[float]:
-    rank, _ = rehearse()
-    dist.init_process_group("xla", init_method="xla://")
-    device = torch_xla.device()
-    model = _model()
-    if rank > 0:  # DDP gives all ranks the weights of rank 0
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(rank)
-    model = torch.nn.parallel.DistributedDataParallel(model.to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        _loss(model, *_own_rows(rank), step, device).backward()
-        optimizer.step()
-        torch_xla.sync()
-    return _flat(model.module.state_dict())
-
-
-def test_ddp_trains_as_one_process(ranks: Ranks) -> None:
-    found = ranks.values(ddp, 2)
-    assert all(own == found[0] for own in found)
-    expected = ranks.values(alone, 1, 2, "SGD")[0]
-    assert found[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def bucket_views() -> list[bool]:
-    rank, world = rehearse()
-    dist.init_process_group("xla", init_method="xla://")
-    device = torch_xla.device()
-    with pytest.warns(UserWarning, match="gradient_as_bucket_view") as warned:
-        model = torch.nn.parallel.DistributedDataParallel(
-            _model().to(device), gradient_as_bucket_view=True
-        )
-    assert warned[0].filename == __file__
-    _loss(model, *_own_rows(rank), 0, device).backward()
-    whole = _model()
-    _loss(whole, 0, world * BATCH, 0).backward()
-    pairs = zip(model.module.parameters(), whole.parameters(), strict=True)
-    return [torch.allclose(p.grad.cpu(), q.grad, rtol=1e-4, atol=1e-6) for p, q in pairs]
-
-
-def test_ddp_with_bucket_views_warns(ranks: Ranks) -> None:
-    for right in ranks.values(bucket_views, 2):
-        assert all(right)
 
 
 def fsdp(folder: str) -> dict[str, Any]:

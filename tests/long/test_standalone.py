@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import hosts
-from tests.fakes.hosts import Pod
 from tpunb.utils.errors import INSTALL_XLA
 
 pytestmark = [
@@ -126,33 +124,12 @@ def test_torchrun_runs_rehearsal_ranks_that_train_as_one_core_does(
     check(found, expected)
 
 
-def test_torchrun_on_two_hosts_trains_as_one_core_does(
-    one_core: tuple[dict[str, Any], str], tmp_path: Path
-) -> None:
-    if refused := hosts.why_refused():
-        pytest.skip(refused)
-    expected, printed = one_core
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    inherited = {k: v for k, v in os.environ.items() if k not in ("PJRT_DEVICE", "TPUNB_RUN")}
-    with Pod(2) as pod:
-        agents = []
-        for host in pod.hosts:
-            host.know({"localhost": "127.0.0.1"})  # not its own name
-            store = [f"--master-addr={pod[0].address}", "--master-port=29500"]
-            node = ["--nnodes=2", f"--node-rank={host.number}", "--nproc-per-node=2"]
-            command = [sys.executable, *TORCHRUN, *store, *node, str(script), str(tmp_path)]
-            env = {**inherited, "PYTHONPATH": os.getcwd()}
-            with open(tmp_path / f"{host.name}.out", "w") as output:
-                agents.append(
-                    subprocess.Popen(
-                        [*host.enter(), *command], env=env, cwd=tmp_path, stdout=output
-                    )
-                )
-        assert [agent.wait(240) for agent in agents] == [0, 0]
-    assert (tmp_path / "h0.out").read_text() == printed
-    assert (tmp_path / "h1.out").read_text() == ""
-    check([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)], expected)
+def test_torchrun_on_two_hosts_without_a_tpu_is_refused(tmp_path: Path) -> None:
+    torchrun = dict.fromkeys(("RANK", "LOCAL_RANK"), "0") | {"LOCAL_WORLD_SIZE": "2"}
+    variables = {**torchrun, "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    done = run(tmp_path, ["-c", textwrap.dedent(PREPARED)], PJRT_DEVICE="CPU", **variables)
+    assert done.returncode == 1
+    assert "torch_xla is rehearsed on one host, and these are 2 hosts" in done.stderr
 
 
 PREPARED = """
@@ -201,7 +178,7 @@ ON_A_TPU = """
 
     standalone.prepare()
     xlac = vars(torch_xla._XLAC)
-    print(os.environ["PJRT_DEVICE"], "tpunb.backends.xla.rehearsal.install" in sys.modules,
+    print(os.environ["PJRT_DEVICE"], "tpunb.backends.xla.rehearsal.install_xla" in sys.modules,
           xlac["_xla_all_reduce"].__class__.__name__, "TPU_PROCESS_ADDRESSES" in os.environ)
     torch_xla.launch(lambda *args: print(args), args=("a",))
 """

@@ -12,7 +12,7 @@ from tests.backends.torchtpu.rehearsal.test_kernels_op_db import ALL, EXCEPTIONS
 @pytest.mark.parametrize("variant", EXCEPTIONS)
 @pytest.mark.parametrize("dtype", ALL)
 def test_operations_are_the_same(dtype: str, variant: operations.Variant) -> None:
-    from tpunb.backends.torchtpu.rehearsal.device import install
+    from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 
     install()
     check(dtype, variant, samples=3, each=1)

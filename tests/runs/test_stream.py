@@ -84,6 +84,7 @@ def test_invalid_stream_line_is_refused(text: str) -> None:
             "profile/plugins/profile/s/rank-3.xplane.pb",
         ),
         ("profile/p/rank-1.xplane.pb", 1, "hosts/1/profile/p/rank-1.xplane.pb"),
+        ("profile/p/rank-3.pt.trace.json", 1, "profile/p/rank-3.pt.trace.json"),
     ],
 )
 def test_file_of_a_host_has_a_path_in_the_merged_run_folder(

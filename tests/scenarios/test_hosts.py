@@ -21,6 +21,7 @@ import pytest
 from tests.drivers.nodes import RunOnHosts, until
 from tests.fakes import hosts
 from tests.fakes.hosts import Pod
+from tpunb.kernel.node import REFUSED
 from tpunb.runs.spec import FailureKind, RunState, StopCause
 
 GO_ON = "import os, time\nprint('begun', os.environ['RANK'], flush=True)\ntime.sleep(600)"
@@ -90,6 +91,15 @@ def test_hosts_run_the_same_cell_with_their_own_ranks(make: Make) -> None:
             assert node.files[name] == (node.folder / name).read_bytes()
         own = {str(rank) for rank in run.spec.ranks_on(number)}
         assert set(os.listdir(node.folder / "attempts" / "0")) == own
+
+
+def test_a_rehearsal_of_a_tpu_on_several_hosts_is_refused(make: Make) -> None:
+    run = make("print('never')", backend="xla")
+    run.start_all()
+    assert run.wait() == [REFUSED, REFUSED]
+    for node in run.nodes.values():
+        assert node.end is not None
+        assert node.end.message.startswith("torch_xla is rehearsed on one host")
 
 
 def test_failure_of_a_rank_stops_all_hosts_and_names_the_host(make: Make) -> None:

@@ -41,7 +41,7 @@ def pod(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="module")
 def nb(pod: ReachedPod) -> Iterator[Kernel]:
     with kernel(pod.project, "pod.ipynb", **variables(pod)) as made:
-        made.run("%load_ext tpunb", "load").good()
+        made.run("%load_ext tpunb\n%tpu_setup --backend torch", "load").good()
         yield made
 
 
@@ -113,6 +113,16 @@ def test_a_train_cell_runs_on_every_host(nb: Kernel) -> None:
     assert sorted(lines) == sorted(
         line for rank in range(4) for line in (f"[{rank}] same", f"[{rank}] rank {rank}")
     )
+
+
+def test_torch_xla_without_a_tpu_is_refused_on_several_hosts(nb: Kernel) -> None:
+    before = len(list_runs(nb.folder / "runs"))
+    nb.run("%tpu_setup --backend xla").good()
+    ran = nb.run("%%tpu_train --on pod\nprint('never')", "refused")
+    nb.run("%tpu_setup --backend torch").good()
+    assert "torch_xla is rehearsed on one host, and these are 2 hosts without a TPU" in ran.screen()
+    assert "`%tpu_setup --backend torch`" in ran.screen()
+    assert len(list_runs(nb.folder / "runs")) == before
 
 
 def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
@@ -188,7 +198,7 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
     cells = [
         v4.new_code_cell("rate = 1", metadata={"tags": ["parameters"]}),
         v4.new_code_cell(
-            "%%tpu_train\nimport os\n"
+            "%%tpu_train\nimport os\nbackend = 'gloo'\n"
             "os.makedirs(os.environ['TPUNB_RUN'] + '/checkpoints', exist_ok=True)\n"
             "open(os.environ['TPUNB_RUN'] + f\"/checkpoints/{os.environ['RANK']}\", 'w').write('x')"
         ),

@@ -25,6 +25,11 @@ class RankSetup:
     spmd: int | None = None
     """The cores that this process drives alone, in torch_xla's SPMD mode; None in other modes."""
 
+    @property
+    def hosts(self) -> int:
+        """The hosts of the run, which have equally many ranks."""
+        return self.world_size // self.local_world_size
+
 
 @dataclass(frozen=True)
 class RankIdentity:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from tpunb.runs.spec import BackendName
+from tpunb.runs.spec import BackendName, Device
 from tpunb.utils.errors import (
     INSTALL_TORCH,
     INSTALL_TORCHTPU,
@@ -103,6 +103,16 @@ class BackendChoice:
         if self.backend == "torchtpu" and on_tpu and not installed.torch_tpu:
             return MissingPackageError("torch_tpu", why, f"{install} installs it")
         return None
+
+
+def require_one_host(backend: BackendName, device: Device, hosts: int) -> None:
+    """Raise SetupError for a TPU that would be rehearsed on several hosts."""
+    if hosts > 1 and device == "CPU" and backend != "torch":
+        raise SetupError(
+            f"{LABELS[backend]} is rehearsed on one host, and these are {hosts} hosts without a "
+            "TPU: test them with plain torch, a train cell for torch.distributed with gloo (`%tpu_"
+            "setup --backend torch`), rehearse on one host, or use hosts with TPUs"
+        )
 
 
 def find_installed() -> Installed:

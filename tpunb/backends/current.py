@@ -12,9 +12,9 @@ from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import env_vars
 
 MODULES: dict[BackendName, str] = {
-    "xla": "tpunb.backends.xla.backend",
-    "torchtpu": "tpunb.backends.torchtpu.backend",
-    "torch": "tpunb.backends.torch.backend",
+    "xla": "tpunb.backends.xla.xla_backend",
+    "torchtpu": "tpunb.backends.torchtpu.torchtpu_backend",
+    "torch": "tpunb.backends.torch.torch_backend",
 }
 """The module of each backend; its `backend` is the `Backend`."""
 

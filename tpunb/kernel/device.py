@@ -28,7 +28,7 @@ _autoload_off = False
 """True if `rehearse_tpu` has set AUTOLOAD."""
 _at_import: Replacements | None = None
 """What installs the rehearsed device when torch is imported."""
-_REHEARSED = "tpunb.backends.torchtpu.rehearsal.device"
+_REHEARSED = "tpunb.backends.torchtpu.rehearsal.rehearsed_device"
 _GUARD = "tpunb.backends.torchtpu.rehearsal.device_guard"
 
 

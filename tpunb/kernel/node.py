@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tpunb.backends.choice import require_one_host
 from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine, detect_machine
@@ -189,6 +190,7 @@ class Node:
         started = self._read_start()
         machine = detect_machine(os.environ, patience=PATIENCE)
         spec = self._localized(state.read_spec(self.run_dir))
+        require_one_host(spec.backend, spec.device, len(spec.hosts))
         self._output.send(Hello(spec.id, order.node_rank, spec.hosts[order.node_rank]))
         env = self._environment(spec, machine, started)
         join = None

@@ -6,6 +6,7 @@ import os
 
 from IPython.core.error import UsageError
 
+from tpunb.backends.choice import require_one_host
 from tpunb.kernel.options import Cores, TrainOptions, ranks_to_show
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine
@@ -19,6 +20,7 @@ def check_options(options: TrainOptions, target: Target, here: Machine) -> tuple
     `here`: this machine. Raises UsageError for options that do not fit the target.
     """
     machine = target.machine(here)
+    require_one_host(machine.backend, machine.device, len(target.hosts))
     if refusal := environment.refused_variables(dict(options.env), machine):
         raise UsageError(f"{options.written('env')} {refusal}")
     forced = None if target.hosts else os.environ.get(env_vars.CORES)

@@ -73,7 +73,7 @@ def environment_changes(
     """Changes that turn the kernel's environment into that of a run on this device.
 
     `machine`: the machine of the run; without it, changes that depend on its TPU are left out.
-    For TorchTPU on a TPU, `backends.torchtpu.launch` adds what differs from run to run.
+    For TorchTPU on a TPU, `backends.torchtpu.launch_variables` adds what differs from run to run.
     """
     changes = [EnvChange("PYTHONUNBUFFERED", "1", "output of child processes appears at once")]
     if backend == "xla":

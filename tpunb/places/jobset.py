@@ -38,7 +38,7 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 # torchrun's ranks inherit torch_tpu's variables of a launch, which differ from run to run.
 _FOR_TORCHTPU = """\
 import os, sys
-from tpunb.backends.torchtpu.launch import launch_environment
+from tpunb.backends.torchtpu.launch_variables import launch_environment
 made = launch_environment(os.environ, {ranks}, int(os.environ["NODE_RANK"]), {hosts})
 os.environ.update(made)
 os.execvp(sys.argv[1], sys.argv[1:])

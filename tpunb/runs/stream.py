@@ -30,7 +30,7 @@ SHARED = ("values.json",)
 """Files that are equal on all hosts."""
 PROFILE = "profile"
 """The folder with the trace of the run, a file for each rank."""
-_TRACE = re.compile(r"rank-(\d+)\.xplane\.pb", re.ASCII)
+_TRACE = re.compile(r"rank-(\d+)\.(?:xplane\.pb|pt\.trace\.json)", re.ASCII)
 RESULT = "result.json"
 """The result of the whole run, on every host, once host 0 has written it. A host that was cut off
 from host 0 has a result of its own ranks, which names the host that it has lost."""

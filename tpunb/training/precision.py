@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from tpunb.backends.xla.autocast import cast_attention
+from tpunb.backends.xla.attention import cast_attention
 from tpunb.backends.xla.runtime import running_module
 from tpunb.backends.xla.spmd import parse_flag
 from tpunb.training.collectives import accelerator

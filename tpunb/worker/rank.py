@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
-from tpunb.backends.rehearsal import call, install, ranks, stats
+from tpunb.backends.rehearsal import call, install, stats
 from tpunb.backends.torch.steps import steps
 from tpunb.backends.xla import counters, restored_names, spmd
 from tpunb.runs import arguments, callbacks, heartbeat
@@ -130,8 +130,6 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     fork_safety.limit_threads(int(task.env["OMP_NUM_THREADS"]))
     backend.prepare(task.setup)
     call.name_cell_lines(task.cells.lines)
-    if task.spec.hosts:
-        ranks.name_hosts(task.spec.hosts, task.spec.world_size)
     after_step = _watch_programs(task) if backend.has_programs else steps.after_step
     profile = task.spec.profile
     if profile is not None and profile.has(task.rank):

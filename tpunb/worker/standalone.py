@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
-from tpunb.backends.choice import is_installed
+from tpunb.backends.choice import is_installed, require_one_host
 from tpunb.backends.torchtpu.loading import AUTOLOAD
-from tpunb.backends.xla import device
+from tpunb.backends.xla import xla_device
 from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import addresses, env_vars, one_rank, processes
 from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
@@ -85,28 +85,28 @@ def _prepare_xla(spmd: bool) -> None:
     _import_torch_xla()
     under_torchrun = _under_torchrun()
     world_size = int(os.environ.get("WORLD_SIZE", "1")) if under_torchrun else 1
+    local_world_size = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
+    if os.environ["PJRT_DEVICE"] == "CPU":
+        require_one_host("xla", "CPU", world_size // local_world_size)
     if spmd:
         _one_process()
     elif world_size > 1:
         local_rank = int(os.environ["LOCAL_RANK"])
-        local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
         if os.environ["PJRT_DEVICE"] == "TPU":
             if local_world_size < world_size:
                 addresses.bind_gloo(os.environ)
-            device.take_chip(local_rank, local_world_size, world_size)
-            device.start_runtime_with_others()
+            xla_device.take_chip(local_rank, local_world_size, world_size)
+            xla_device.start_runtime_with_others()
         elif os.environ["PJRT_DEVICE"] == "CPU":
-            from tpunb.backends.xla.rehearsal.install import install_rehearsal
+            from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
             from tpunb.backends.xla.spmd import refuse_in_ranks
 
-            rank = int(os.environ["RANK"])
-            install_rehearsal(rank, world_size, local_rank, local_world_size)
+            install_rehearsal(int(os.environ["RANK"]), world_size)
             refuse_in_ranks()
     from tpunb.backends.xla import loaders, runtime, tpu_answers
 
     if os.environ["PJRT_DEVICE"] == "CPU":
-        cores = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun else 1
-        tpu_answers.answer_as_tpu(cores)
+        tpu_answers.answer_as_tpu(local_world_size)
     runtime.start_before_backward()
     loaders.report_errors()
 
@@ -147,4 +147,4 @@ def _import_torch_xla() -> None:
         if silenced:
             del os.environ[own_choice]
     if not chosen:
-        os.environ["PJRT_DEVICE"] = "TPU" if device.count_chips() > 0 else "CPU"
+        os.environ["PJRT_DEVICE"] = "TPU" if xla_device.count_chips() > 0 else "CPU"

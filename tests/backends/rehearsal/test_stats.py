@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -78,13 +77,6 @@ def test_collective_stats_of_a_damaged_file_are_empty(tmp_path: Path, text: str)
     path = tmp_path / "collectives.json"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     assert stats.read_collectives(path) == []
-
-
-def test_collective_stats_ignore_fields_of_later_versions(tmp_path: Path) -> None:
-    path = tmp_path / "collectives.json"
-    row = Collective(0, "rendezvous", 1, 12, 0.0, 0.0)
-    path.write_text(json.dumps([{**asdict(row), "fastest": 0.1}]))
-    assert stats.read_collectives(path) == [row]
 
 
 def test_collective_stats_without_calls_leave_no_file(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ PAGES = sorted(
 )
 AS_ONE_PROCESS = """
 import runpy
-from tpunb.backends.torchtpu.rehearsal.device import install
+from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 install()
-from tpunb.backends.torchtpu.rehearsal.process_groups import install_process_groups
+from tpunb.backends.torchtpu.rehearsal.tpu_dist import install_process_groups
 install_process_groups()
 runpy.run_path("train.py", run_name="__main__")
 """

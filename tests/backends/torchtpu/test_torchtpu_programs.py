@@ -40,7 +40,7 @@ def assert_as_one_process(nb: Kernel, name: str) -> None:
     assert losses == pytest.approx(alone, rel=0, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["DDP", "FSDP2", "TENSOR_PARALLEL"])
+@pytest.mark.parametrize("name", ["DDP", "TENSOR_PARALLEL"])
 def test_tutorials_of_torch_have_the_losses_of_one_process(
     nb: tuple[str, Kernel], name: str
 ) -> None:

@@ -108,7 +108,7 @@ def _look() -> None:
     from torch_xla._internal import tpu
 
     from tpunb.backends.base import RankSetup
-    from tpunb.backends.xla import device
+    from tpunb.backends.xla import xla_device
 
     kept = {"PATH": os.environ["PATH"], "PJRT_DEVICE": "TPU", "TPUNB_ADDRESS": SERVER}
     found = []
@@ -123,14 +123,14 @@ def _look() -> None:
                     os.environ.clear()
                     os.environ.update({**kept, **make(kind, worker)})
                     world = LOCAL * SLICES[kind].hosts
-                    device.prepare_device(RankSetup("TPU", 0, world, local_rank, LOCAL))
+                    xla_device.prepare_device(RankSetup("TPU", 0, world, local_rank, LOCAL))
                     told = {name: os.environ[name] for name in os.environ if "TPU_" in name}
-                    ranks.append([told, device.identify_rank().worker, tpu.worker_id()])
+                    ranks.append([told, xla_device.identify_rank().worker, tpu.worker_id()])
                 found.append([way, kind, worker, ranks])
         os.environ.clear()
         spmd = {**kept, **variables("v6e-16", 2), **presets("v6e-16", 2)}
         os.environ.update(spmd)
-        device.prepare_device(RankSetup("TPU", 2, 4, 0, 1, 4))
+        xla_device.prepare_device(RankSetup("TPU", 2, 4, 0, 1, 4))
         found.append(dict(os.environ) == spmd)
         found.append(sorted(set(server.asked)))
     print(json.dumps(found))

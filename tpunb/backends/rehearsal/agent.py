@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,6 +10,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from tpunb.backends.rehearsal.board import Board
 from tpunb.utils import addresses, env_vars
+from tpunb.utils.errors import SetupError
 from tpunb.utils.name_service import only_hosts_file
 
 _boards: list[Board] = []
@@ -23,59 +23,37 @@ class Agent:
 
     rank: int
     world_size: int
-    local_rank: int
-    local_world_size: int
-    """The number of ranks on this host."""
     address: str
     port: int
     """The port on which torch elastic serves its store."""
     attempt: int
     """Part of the keys in the store, to keep those of a restarted run separate."""
+    board: int | None
+    """The descriptor of the memory in which the ranks of one host have a store of their own."""
 
     @classmethod
-    def from_environment(
-        cls,
-        env: Mapping[str, str],
-        rank: int,
-        world_size: int,
-        local_rank: int,
-        local_world_size: int,
-    ) -> Agent:
-        """Read MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT."""
-        return cls(
-            rank,
-            world_size,
-            local_rank,
-            local_world_size,
-            env["MASTER_ADDR"],
-            int(env["MASTER_PORT"]),
-            int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        )
+    def from_environment(cls, rank: int, world_size: int, *, hosts: int = 1) -> Agent:
+        """Read MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RESTART_COUNT.
 
-    @property
-    def one_host(self) -> bool:
-        """True if all ranks are on this host."""
-        return self.local_world_size == self.world_size
-
-    @property
-    def neighbours(self) -> range:
-        """The ranks of this host: torch elastic numbers them host by host."""
-        first = self.rank - self.local_rank
-        return range(first, first + self.local_world_size)
-
-    def own_address(self) -> str:
-        """The address at which the other ranks reach this host."""
-        return "127.0.0.1" if self.one_host else addresses.own_address()
+        Raises SetupError if torch elastic serves no store.
+        """
+        env = os.environ
+        if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            raise SetupError(
+                "rehearsal ranks need torch elastic's store, which is not shared with this process "
+                "(TORCHELASTIC_USE_AGENT_STORE is not True): unset "
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or start with plain "
+                "`torchrun --nproc-per-node=N`"
+            )
+        attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        board = env.get(env_vars.BOARD) if hosts == 1 else None
+        place = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+        return cls(rank, world_size, *place, attempt, None if board is None else int(board))
 
     def open_store(self, timeout: timedelta) -> Store:
-        """Open the store of this run.
-
-        On one host the run's board; torch elastic's store if torchrun is the agent, or if there are
-        several hosts.
-        """
-        board = os.environ.get(env_vars.BOARD)
-        if board is not None and self.one_host:
-            _boards.append(Board(int(board), timeout))
+        """Open the store of this run: the board, or torch elastic's own if there is none."""
+        if self.board is not None:
+            _boards.append(Board(self.board, timeout))
             return _boards[-1]
         _, numeric = addresses.resolve(self.address, self.port)
         with only_hosts_file():

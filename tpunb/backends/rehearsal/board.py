@@ -39,9 +39,10 @@ class Board(Store):
     """A store on the memory file with descriptor `file`, inherited by all ranks.
 
     To change a value, a rank takes the lock, reads the records that are new to it, and appends a
-    record: all ranks read the records in the same order. Readers take no lock: with FileStore,
-    whose readers do, 64 ranks that waited for each other took 42 s. The memory is mapped, not read
-    as a file: the system may return zeros for a page to which another process is just appending.
+    record: all ranks read the records in the same order. Readers take a shared lock, but only if
+    the number at the beginning shows that there are new records: with FileStore, whose readers
+    always do, 64 ranks that waited for each other took 42 s. The memory is mapped, not read as a
+    file: the system may return zeros for a page to which another process is just appending.
 
     When most records have been overwritten, the next rank that appends writes the current values to
     the other half of the memory, and all ranks continue there: so ranks can publish their waits
@@ -90,7 +91,7 @@ class Board(Store):
 
     def num_keys(self) -> int:
         with self._lock:
-            self._read()
+            self._catch_up()
             return len(self._values)
 
     # torch calls these names from C++ (2.8, 2.9).
@@ -99,7 +100,7 @@ class Board(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._lock:
-            self._read()
+            self._catch_up()
             return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -114,16 +115,29 @@ class Board(Store):
     def _change(self, key: str, change: _Change) -> tuple[bytes | None, bytes | None]:
         """Change the value of a key; return the values before and after."""
         with self._lock:
-            fcntl.flock(self._file, fcntl.LOCK_EX)  # released by the system if a rank is killed
-            try:
+            try:  # an interrupt may come right after the lock; one that is not held can be released
+                fcntl.flock(self._file, fcntl.LOCK_EX)
                 self._read()
                 before = self._values.get(key)
                 after = change(before)
                 if after != before:
                     self._append(_record(key, after))
+                return before, after
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # also by the system if a rank is killed
+
+    def _catch_up(self) -> None:
+        """Read the records that ranks have appended since the last call, if there are any.
+
+        With the lock, which orders memory on every processor: otherwise this rank might see the
+        number before the records.
+        """
+        if self._head[0] != self._generation * _GENERATION + self._offset:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_SH)
+                self._read()
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
-            return before, after
 
     def _append(self, record: bytes) -> None:
         if self._offset + len(record) > min(self._most + len(record), ROOM):
@@ -149,23 +163,17 @@ class Board(Store):
         return _BEGIN + generation % 2 * ROOM
 
     def _read(self) -> None:
-        """Apply the records that ranks have appended since the last call."""
-        with self._lock:
-            while True:
-                generation, end = divmod(self._head[0], _GENERATION)
-                offset = self._offset if generation == self._generation else 0
-                begin = self._begin(generation)
-                records = self._memory[begin + offset : begin + end]
-                # Otherwise the next generation but one may have begun to overwrite these records.
-                if self._head[0] // _GENERATION == generation:
-                    break
-            if generation != self._generation:
-                self._generation, self._offset, self._values = generation, 0, {}
-                self._most = 2 * end + _SLACK
-            at = 0
-            while at < len(records):  # an interrupt may come between any two
-                at = self._apply(records, at)
-                self._offset = offset + at
+        """Apply the records that are new to this rank, with the lock."""
+        generation, end = divmod(self._head[0], _GENERATION)
+        if generation != self._generation:
+            self._generation, self._offset, self._values = generation, 0, {}
+            self._most = 2 * end + _SLACK
+        begin, first = self._begin(), self._offset
+        records = self._memory[begin + first : begin + end]
+        at = 0
+        while at < len(records):  # an interrupt may come between any two
+            at = self._apply(records, at)
+            self._offset = first + at
 
     def _apply(self, records: bytes, at: int) -> int:
         """Apply one record; return where the next one begins."""

@@ -21,7 +21,7 @@ REUSED = 1 << 18
 KEPT = 1 << 28
 """Bytes of free memory that are kept, at most."""
 SPARE = 1 << 27
-"""Bytes that malloc may keep free: reusing them is faster than asking the kernel."""
+"""Bytes at the end of the heap that malloc keeps: reusing them is faster than asking the kernel."""
 INTERVAL = 2.0
 """Seconds between two calls of malloc_trim."""
 
@@ -125,18 +125,6 @@ def _is_free(storage: torch.UntypedStorage) -> bool:
     return torch._C._storage_Use_Count(storage._cdata) == 1
 
 
-class _MallocInfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
 class Heap:
     """malloc's free memory in this process.
 
@@ -146,25 +134,15 @@ class Heap:
     """
 
     def __init__(self) -> None:
-        libc = ctypes.CDLL(None)
-        self._trim = getattr(libc, "malloc_trim", None)
-        self._info = getattr(libc, "mallinfo2", None)  # glibc has it from 2.33 on
-        if self._info is not None:
-            self._info.restype = _MallocInfo
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
         self._next_trim = 0.0
 
-    def free(self) -> int:
-        """Bytes that malloc keeps free; 0 if libc does not provide them."""
-        return 0 if self._info is None else int(self._info().fordblks)
-
     def trim(self) -> None:
-        """Return free memory above SPARE to the kernel, once per INTERVAL (0.2 µs in between)."""
+        """Return free memory to the kernel, once per INTERVAL (0.2 µs in between)."""
         now = time.monotonic()
-        if now < self._next_trim:
-            return
-        self._next_trim = now + INTERVAL
-        if self._trim is not None and self.free() > SPARE:
-            self._trim(0)
+        if self._trim is not None and now >= self._next_trim:
+            self._next_trim = now + INTERVAL
+            self._trim(ctypes.c_size_t(SPARE))
 
 
 heap = Heap()

@@ -6,18 +6,19 @@ import functools
 import hashlib
 import json
 import linecache
+import math
 import os
 import sys
 import threading
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.runs.cell_lines import CellLines
+from tpunb.utils.text import describe_ranks
 
 _LIBRARIES = (
     "tpunb.worker",
@@ -76,6 +77,36 @@ class RankCall:
         """The inverse of `described`."""
         operation, tensors, *others = json.loads(text)
         return cls(operation, tuple(tensors), *others)
+
+
+Kinds = tuple[tuple[Any, Sequence[int]], ...]
+"""The types and shapes of tensors."""
+
+
+@functools.lru_cache(maxsize=512)
+def describe(
+    operation: str,
+    kinds: Kinds,
+    detail: str = "",
+    on: str = "",
+    compared: tuple[str, ...] | None = None,
+) -> RankCall:
+    """Describe a call. Cached: each step repeats its calls, with all tensors of the model.
+
+    `on`: ' on tpu'.
+    """
+    tensors = tuple(f"{_name(dtype)}{list(shape)}{on}" for dtype, shape in kinds)
+    return RankCall(operation, tensors, detail, compared=compared)
+
+
+@functools.lru_cache(maxsize=512)
+def sizes(kinds: Kinds) -> tuple[str, ...]:
+    """What ranks compare where shapes may differ: types, and numbers of elements."""
+    return tuple(f"{_name(dtype)} {math.prod(shape)}" for dtype, shape in kinds)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _file_and_line(filename: str, line: int) -> str:

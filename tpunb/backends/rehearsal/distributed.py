@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from tpunb.backends.rehearsal.call import RankCall
+from tpunb.backends.rehearsal.call import RankCall, describe, sizes
 from tpunb.backends.rehearsal.errors import MismatchError
-from tpunb.backends.rehearsal.ranks import describe_ranks
-from tpunb.backends.rehearsal.wire import Wire
+from tpunb.backends.rehearsal.wire import REDUCED_AS, Wire
+from tpunb.utils.text import describe_ranks
 
 # Private or without a promise, as most methods of its classes (torch 2.11, 2.13 and 2.15).
 _C10D: Any = torch._C._distributed_c10d
@@ -39,16 +39,6 @@ _set_eval_frame: Any = torch._C._dynamo.eval_frame.set_eval_frame
 Tensors = Sequence[torch.Tensor]
 _ADDED = (torch.float32, torch.float64, torch.int32, torch.int64)
 """Types that the wire adds as gloo does."""
-_WIDER = {
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-    torch.float8_e4m3fn: torch.float32,
-    torch.float8_e5m2: torch.float32,
-    torch.int16: torch.int32,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-}
-"""The types in which a TPU's values are reduced: as a TPU does, or because gloo lacks their own."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +82,66 @@ def _keep_for_ever(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
+class C10dOperator(NamedTuple):
+    """An operator of c10d, as this module replaces it."""
+
+    kernel: str
+    """The method of `ComparedCollectives`."""
+    name: str
+    """As messages name it."""
+    method: str
+    """Of the backend."""
+    options: str
+    """The class of that method's options."""
+    arguments: int
+    """The number of its arguments before `async_op` and, in most, `timeout`."""
+    returns: bool = False
+    """Whether it returns its first argument, besides the Work."""
+
+
+_BASE = "_allgather_base", "AllgatherOptions"
+_SCATTER_BASE = "_reduce_scatter_base", "ReduceScatterOptions"
+OPERATORS = {
+    "allreduce_": C10dOperator("reduce", "all_reduce", "allreduce", "AllreduceOptions", 4, True),
+    "allreduce_coalesced_": C10dOperator(
+        "reduce", "all_reduce_coalesced", "allreduce_coalesced", "AllreduceCoalescedOptions", 3
+    ),
+    "reduce_": C10dOperator("reduce", "reduce", "reduce", "ReduceOptions", 5),
+    "reduce_scatter_": C10dOperator(
+        "reduce_scatter", "reduce_scatter", "reduce_scatter", "ReduceScatterOptions", 4, True
+    ),
+    "_reduce_scatter_base_": C10dOperator(
+        "reduce_scatter", "reduce_scatter_tensor", *_SCATTER_BASE, 4, True
+    ),
+    "reduce_scatter_tensor_coalesced_": C10dOperator(
+        "reduce_scatter", "reduce_scatter_tensor_coalesced", *_SCATTER_BASE, 4
+    ),
+    "allgather_": C10dOperator("gather", "all_gather", "allgather", "AllgatherOptions", 3, True),
+    "_allgather_base_": C10dOperator("gather", "all_gather_into_tensor", *_BASE, 3, True),
+    "allgather_into_tensor_coalesced_": C10dOperator(
+        "gather", "all_gather_into_tensor_coalesced", *_BASE, 3
+    ),
+    "allgather_coalesced_": C10dOperator(
+        "gather", "all_gather_coalesced", "allgather_coalesced", "AllgatherOptions", 3
+    ),
+    "broadcast_": C10dOperator("broadcast", "broadcast", "broadcast", "BroadcastOptions", 4, True),
+    "gather_": C10dOperator("with_root", "gather", "gather", "GatherOptions", 4),
+    "scatter_": C10dOperator("with_root", "scatter", "scatter", "ScatterOptions", 4, True),
+    "alltoall_base_": C10dOperator(
+        "all_to_all_single", "all_to_all_single", "alltoall_base", "AllToAllOptions", 5
+    ),
+    "alltoall_": C10dOperator("all_to_all", "all_to_all", "alltoall", "AllToAllOptions", 3, True),
+    "barrier": C10dOperator("barrier", "barrier", "barrier", "BarrierOptions", 3),
+}
+_PAIRWISE = ("send", "recv_")
+"""Not compared. Tensors of the CPU keep torch's own kernels."""
+
+
 class ComparedCollectives:
-    """The kernels for tensors of one kind. Names of methods are those of operators.
+    """The kernels for tensors of one kind.
 
     Nothing is compared before `compare_over`, as in a process that is alone.
     """
-
-    OPERATORS = (
-        *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "barrier"),
-        *("allgather_", "_allgather_base_", "allgather_coalesced_"),
-        *("allgather_into_tensor_coalesced_", "gather_", "scatter_", "alltoall_", "alltoall_base_"),
-        *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
-    )
-    PAIRWISE = ("send", "recv_")
-    """Not compared. Tensors of the CPU keep torch's own kernels."""
 
     def __init__(self, kind: TensorKind) -> None:
         self._kind = kind
@@ -122,63 +158,77 @@ class ComparedCollectives:
         self._groups.clear()
 
     def _register(self) -> None:
-        operators = self.OPERATORS + (self.PAIRWISE if self._kind.is_tpu else ())
+        kernels = {name: self._kernel(operator) for name, operator in OPERATORS.items()}
+        if self._kind.is_tpu:
+            kernels |= {name: _opaque(getattr(self, name)) for name in _PAIRWISE}
         with warnings.catch_warnings():
             # The override is intended, but torch 2.8 lacks the parameter allow_override.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            kernels = {name: _kernel(getattr(self, name)) for name in operators}
             for name, kernel in {**kernels, **self._kind.missing}.items():
                 self._library.impl(name, kernel, self._kind.key)
+
+    def _kernel(self, operator: C10dOperator) -> Callable[..., Any]:
+        method, count = getattr(self, operator.kernel), operator.arguments
+
+        def kernel(*args: Any) -> Any:
+            timeout = args[count + 1] if len(args) > count + 1 else -1  # ms; -1: the group's
+            method(_Call(operator, timeout), *args[:count])
+            return (args[0], _done(args[0])) if operator.returns else _done(args[0])
+
+        return _opaque(kernel)
 
     # -- one collective
 
     def _collective(
         self,
-        operation: str,
+        called: _Call,
         group: Any,
         tensors: Tensors,
-        exchanges: Sequence[tuple[Any, ...]],
+        exchanges: Sequence[Sequence[Any]],
         *,
         detail: str = "",
-        timeout: int = -1,
         compared: tuple[str, ...] | None = None,
         check: Callable[[_Group, RankCall], None] | None = None,
+        added: torch.Tensor | None = None,
+        **fields: Any,
     ) -> None:
         """Agree on the call, then run the exchanges on the group's backend.
 
-        `exchanges`: methods of the backend with their arguments. `compared`: instead of the
-        tensors; `check`: called first when the ranks have agreed.
+        `exchanges`: the arguments for the backend's method. `compared`: instead of the tensors;
+        `check`: called first when the ranks have agreed; `added`: what the wire sums instead of
+        the backend. `fields`: of the backend's options.
         """
-        found, backend = self._group(group), self._backend(group)
+        found, method = self._group(group), getattr(self._backend(group), called.operator.method)
+
+        def begin() -> list[Any]:
+            return [method(*arguments, called.options(fields)) for arguments in exchanges]
+
         if found is None:
-            for method, *arguments in exchanges:
-                getattr(backend, method)(*arguments).wait()
+            for work in begin():
+                work.wait()
             return
-        call = self._call(operation, tensors, detail, found, compared)
-        refused: BaseException | None
-        with found.wire.exchange(call, found.members, timeout=_limit(timeout, found)):
+        name = f"{called.operator.name} {called.reduction}".rstrip()
+        detail = ", ".join(filter(None, (detail, found.described)))
+        kinds = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+        if compared is None and not self._kind.is_tpu:
+            compared = sizes(kinds)
+        call = describe(name, kinds, detail, " on tpu" if self._kind.is_tpu else "", compared)
+        refused: BaseException | None = None
+        limit = found.timeout if called.timeout < 0 else called.timeout / 1000
+        with found.wire.exchange(call, found.members, added, limit):
             if check is not None:
                 check(found, call)
+            if added is not None:
+                found.wire.all_reduce(added, found.members, call)
+                return
             try:
-                works = [getattr(backend, method)(*arguments) for method, *arguments in exchanges]
+                works = begin()
             except Exception as error:  # of the arguments, on all ranks: they still agree
                 refused = error
             else:
                 refused = found.wire.wait(works, found.members, call)
         if refused is not None:
             raise refused
-
-    def _call(
-        self,
-        operation: str,
-        tensors: Tensors,
-        detail: str,
-        group: _Group,
-        compared: tuple[str, ...] | None,
-    ) -> RankCall:
-        detail = ", ".join(filter(None, (detail, group.described)))
-        kinds = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
-        return _call(operation, kinds, detail, self._kind.is_tpu, compared)
 
     def _backend(self, group: Any) -> Any:
         return _C10D.ProcessGroup.unbox(group)._get_backend(self._kind.device)
@@ -205,384 +255,169 @@ class ComparedCollectives:
             described = f"group {group.group_name[:8]} of ranks {list(ranks)}"
         return _Group(wire, tuple(sorted(ranks)), ranks, described, limit)
 
-    def _cpu(self, tensors: Any) -> Any:
-        """The tensors, in lists of lists, as gloo reads and writes them."""
-        if isinstance(tensors, torch.Tensor):
-            return self._kind.to_cpu(tensors)
-        return [self._cpu(tensor) for tensor in tensors]
-
-    def _moved(self, tensors: Any) -> Any:
-        """As `_cpu`, of a TPU as bytes: gloo does not know all types."""
-        if not isinstance(tensors, torch.Tensor):
-            return [self._moved(tensor) for tensor in tensors]
-        value = self._kind.to_cpu(tensors)
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        """The tensor as gloo moves it, of a TPU as bytes: gloo does not know all types."""
+        value = self._kind.to_cpu(value)
         if self._kind.is_tpu and value.is_contiguous():
             value = _flat(value).view(torch.uint8)
         return value
 
-    def _wide(self, tensors: Any) -> Any:
-        """As `_cpu`, in the type in which they are reduced."""
-        if not isinstance(tensors, torch.Tensor):
-            return [self._wide(tensor) for tensor in tensors]
-        value = self._kind.to_cpu(tensors)
-        return value.to(_WIDER.get(value.dtype, value.dtype)) if self._kind.is_tpu else value
-
-    # -- reductions
-
-    def allreduce_(
-        self,
-        tensors: Tensors,
-        group: Any,
-        reduce_op: Any,
-        sparse_indices: Any = None,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        reduction = _Reduction.of(reduce_op)
-        values = self._wide(tensors)
-        found = self._group(group)
-        if found is not None and reduction.is_sum and _is_added(values):
-            call = self._call(f"all_reduce {reduction.name}", tensors, "", found, None)
-            flat, members = _flat(values[0]), found.members
-            with found.wire.exchange(call, members, flat, timeout=_limit(timeout, found)):
-                found.wire.all_reduce(flat, members, call)
-        else:
-            options = _options("AllreduceOptions", timeout, reduceOp=reduction.sent)
-            self._collective(
-                f"all_reduce {reduction.name}",
-                group,
-                tensors,
-                [("allreduce", values, options)],
-                timeout=timeout,
-            )
-        self._keep_reduced(reduction, group, tensors, values)
-        return tensors, _done(tensors)
-
-    def allreduce_coalesced_(
-        self, tensors: Tensors, group: Any, reduce_op: Any, async_op: bool = True, timeout: int = -1
-    ) -> Any:
-        reduction, values = _Reduction.of(reduce_op), self._wide(tensors)
-        options = _options("AllreduceCoalescedOptions", timeout, reduceOp=reduction.sent)
-        self._collective(
-            f"all_reduce_coalesced {reduction.name}",
-            group,
-            tensors,
-            [("allreduce_coalesced", values, options)],
-            timeout=timeout,
-        )
-        self._keep_reduced(reduction, group, tensors, values)
-        return _done(tensors)
-
-    def reduce_(
-        self,
-        tensors: Tensors,
-        group: Any,
-        reduce_op: Any,
-        root_rank: int,
-        root_tensor: int,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> Any:
-        reduction, values = _Reduction.of(reduce_op), self._wide(tensors)
-        root = {"rootRank": root_rank, "rootTensor": root_tensor}
-        options = _options("ReduceOptions", timeout, reduceOp=reduction.sent, **root)
-        self._collective(
-            f"reduce {reduction.name}",
-            group,
-            tensors,
-            [("reduce", values, options)],
-            detail=self._root("to", group, root_rank),
-            timeout=timeout,
-        )
-        if self._backend(group).rank() == root_rank:
-            self._keep_reduced(reduction, group, tensors, values)
-        return _done(tensors)
-
-    def reduce_scatter_(
-        self,
-        outputs: Tensors,
-        inputs: Sequence[Tensors],
-        group: Any,
-        reduce_op: Any,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        flat = [tensor for parts in inputs for tensor in parts]
-        pairs = [(outputs, inputs)]
-        self._scatter_reduced("reduce_scatter", pairs, flat, group, reduce_op, timeout)
-        return outputs, _done(outputs)
-
-    def _reduce_scatter_base_(
-        self,
-        output: torch.Tensor,
-        value: torch.Tensor,
-        group: Any,
-        reduce_op: Any,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        name, pairs = "reduce_scatter_tensor", [(output, value)]
-        self._scatter_reduced(name, pairs, [value], group, reduce_op, timeout)
-        return output, _done(output)
-
-    def reduce_scatter_tensor_coalesced_(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        group: Any,
-        reduce_op: Any,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> Any:
-        name, pairs = "reduce_scatter_tensor_coalesced", list(zip(outputs, inputs, strict=True))
-        self._scatter_reduced(name, pairs, inputs, group, reduce_op, timeout)
-        return _done(outputs)
-
-    def _scatter_reduced(
-        self,
-        name: str,
-        pairs: Sequence[tuple[Any, Any]],
-        described: Tensors,
-        group: Any,
-        reduce_op: Any,
-        timeout: int,
-    ) -> None:
-        """Reduce the second of each pair, and keep this rank's part in the first."""
-        reduction = _Reduction.of(reduce_op)
-        options = _options("ReduceScatterOptions", timeout, reduceOp=reduction.sent)
-        method = "reduce_scatter" if name == "reduce_scatter" else "_reduce_scatter_base"
-        wide = [(self._wide(output), self._wide(value)) for output, value in pairs]
-        exchanges = [(method, *pair, options) for pair in wide]
-        self._collective(f"{name} {reduction.name}", group, described, exchanges, timeout=timeout)
-        for (output, _), (result, _) in zip(pairs, wide, strict=True):
-            self._keep_reduced(reduction, group, output, result)
-
-    def _keep_reduced(self, reduction: _Reduction, group: Any, tensors: Any, values: Any) -> None:
-        """Finish a reduction, and copy what was reduced in a wider type."""
-        if not isinstance(tensors, torch.Tensor):
-            for tensor, value in zip(tensors, values, strict=True):
-                self._keep_reduced(reduction, group, tensor, value)
-            return
-        if reduction.is_average:
-            values.div_(self._backend(group).size())
-        if values.dtype != tensors.dtype:
-            self._kind.to_cpu(tensors).copy_(values)
-
-    # -- what is moved
-
-    def broadcast_(
-        self,
-        tensors: Tensors,
-        group: Any,
-        root_rank: int,
-        root_tensor: int,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        values = self._moved(tensors)
-        options = _options("BroadcastOptions", timeout, rootRank=root_rank, rootTensor=root_tensor)
-        self._collective(
-            "broadcast",
-            group,
-            tensors,
-            [("broadcast", values, options)],
-            detail=self._root("from", group, root_rank),
-            timeout=timeout,
-        )
-        return tensors, _done(tensors)
-
-    def allgather_(
-        self,
-        outputs: Sequence[Tensors],
-        inputs: Tensors,
-        group: Any,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        results, values = self._moved(outputs), self._moved(inputs)
-        options = _options("AllgatherOptions", timeout)
-        self._collective(
-            "all_gather", group, inputs, [("allgather", results, values, options)], timeout=timeout
-        )
-        return outputs, _done(outputs)
-
-    def _allgather_base_(
-        self,
-        output: torch.Tensor,
-        value: torch.Tensor,
-        group: Any,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        self._gather_each("all_gather_into_tensor", [output], [value], group, timeout)
-        return output, _done(output)
-
-    def allgather_into_tensor_coalesced_(
-        self, outputs: Tensors, inputs: Tensors, group: Any, async_op: bool = True
-    ) -> Any:
-        self._gather_each("all_gather_into_tensor_coalesced", outputs, inputs, group, -1)
-        return _done(outputs)
-
-    def _gather_each(
-        self, name: str, outputs: Tensors, inputs: Tensors, group: Any, timeout: int
-    ) -> None:
-        pairs = list(zip(self._moved(outputs), self._moved(inputs), strict=True))
-        options = _options("AllgatherOptions", timeout)
-        self._collective(
-            name,
-            group,
-            inputs,
-            [("_allgather_base", *pair, options) for pair in pairs],
-            timeout=timeout,
-        )
-
-    def allgather_coalesced_(
-        self, outputs: Sequence[Tensors], inputs: Tensors, group: Any, async_op: bool = True
-    ) -> Any:
-        results, values = self._moved(outputs), self._moved(inputs)
-        self._collective(
-            "all_gather_coalesced", group, inputs, [("allgather_coalesced", results, values)]
-        )
-        return _done(outputs)
-
-    def gather_(
-        self,
-        outputs: Sequence[Tensors],
-        inputs: Tensors,
-        group: Any,
-        root_rank: int,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> Any:
-        results, values = self._moved(outputs), self._moved(inputs)
-        options = _options("GatherOptions", timeout, rootRank=root_rank)
-        self._collective(
-            "gather",
-            group,
-            inputs,
-            [("gather", results, values, options)],
-            detail=self._root("to", group, root_rank),
-            timeout=timeout,
-        )
-        return _done(outputs)
-
-    def scatter_(
-        self,
-        outputs: Tensors,
-        inputs: Sequence[Tensors],
-        group: Any,
-        root_rank: int,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        results, values = self._moved(outputs), self._moved(inputs)
-        options = _options("ScatterOptions", timeout, rootRank=root_rank)
-        self._collective(
-            "scatter",
-            group,
-            outputs,
-            [("scatter", results, values, options)],
-            detail=self._root("from", group, root_rank),
-            timeout=timeout,
-        )
-        return outputs, _done(outputs)
-
-    def alltoall_base_(
-        self,
-        output: torch.Tensor,
-        value: torch.Tensor,
-        group: Any,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> Any:
-        """Parts of different sizes: for each pair of ranks, what is sent must be expected."""
-        size = self._backend(group).size()
-        sent = _elements(value, input_splits, size)
-        expected = _elements(output, output_splits, size)
-        options = _options("AllToAllOptions", timeout)
-        bytewise = self._kind.is_tpu and value.is_contiguous() and output.is_contiguous()
-        splits = list(output_splits), list(input_splits)
-        if bytewise:
-            unit = value.itemsize
-            splits = [unit * each for each in expected], [unit * each for each in sent]
-        read: Any = self._moved if bytewise else self._cpu
-        result, source = read(output), read(value)
-        self._collective(
-            "all_to_all_single",
-            group,
-            [value],
-            [("alltoall_base", result, source, *splits, options)],
-            timeout=timeout,
-            compared=(str(value.dtype),),
-            check=functools.partial(_check_splits, sent, expected),
-        )
-        return _done(output)
-
-    def alltoall_(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        group: Any,
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> tuple[Any, Any]:
-        if not all(tensor.is_contiguous() for tensor in (*outputs, *inputs)):
-            raise ValueError("all_to_all needs contiguous tensors")
-        sent, expected = [t.numel() for t in inputs], [t.numel() for t in outputs]
-        results, values = self._moved(outputs), self._moved(inputs)
-        options = _options("AllToAllOptions", timeout)
-        exchange: tuple[Any, ...] = ("alltoall", results, values, options)
-        if self._kind.is_tpu:  # gloo wants lists of equal tensors, if it takes lists at all
-            flat = torch.cat(values)
-            splits = [result.numel() for result in results], [value.numel() for value in values]
-            received = flat.new_empty(sum(splits[0]))
-            exchange = ("alltoall_base", received, flat, *splits, options)
-        self._collective(
-            "all_to_all",
-            group,
-            inputs,
-            [exchange],
-            timeout=timeout,
-            compared=(str(inputs[0].dtype),),
-            check=functools.partial(_check_splits, sent, expected),
-        )
-        if self._kind.is_tpu:
-            for result, part in zip(results, received.split(splits[0]), strict=True):
-                result.copy_(part)
-        return outputs, _done(outputs)
-
-    def barrier(
-        self,
-        tensor: torch.Tensor,
-        group: Any,
-        device_ids: Sequence[int],
-        async_op: bool = True,
-        timeout: int = -1,
-    ) -> Any:
-        """The agreement is one."""
-        options = _options("BarrierOptions", timeout)
-        alone = self._group(group) is None
-        self._collective(
-            "barrier", group, (), [("barrier", options)] if alone else [], timeout=timeout
-        )
-        return _done([tensor])
-
-    # -- pairs of ranks
-
-    def send(self, tensors: Tensors, group: Any, target: int, tag: int) -> Any:
-        work = self._backend(group).send(self._moved(tensors), target, tag)
-        return dist.Work.boxed(work)
-
-    def recv_(self, tensors: Tensors, group: Any, source: int, tag: int) -> Any:
-        work = self._backend(group).recv(self._moved(tensors), source, tag)
-        return dist.Work.boxed(work)
+    def _wide(self, value: torch.Tensor) -> torch.Tensor:
+        """The tensor as gloo reduces it, of a TPU in the type in which that is done."""
+        value = self._kind.to_cpu(value)
+        return value.to(REDUCED_AS.get(value.dtype, value.dtype)) if self._kind.is_tpu else value
 
     def _root(self, preposition: str, group: Any, root: int) -> str:
         found = self._group(group)
         known = found is not None and 0 <= root < len(found.ranks)
         return f"{preposition} rank {found.ranks[root] if found and known else root}"
+
+    # -- reductions
+
+    def reduce(self, called: _Call, tensors: Tensors, group: Any, op: Any, *others: Any) -> None:
+        """In place. `others`: sparse indices, of which gloo has none; or a root, and its tensor."""
+        reduction, values = _Reduction.of(op), _each(self._wide, tensors)
+        fields: dict[str, Any] = {"reduceOp": reduction.sent}
+        root = others[0] if called.operator.name == "reduce" else None
+        if root is not None:
+            fields |= {"rootRank": root, "rootTensor": others[1]}
+            fields["detail"] = self._root("to", group, root)
+        elif called.operator.name == "all_reduce" and reduction.is_sum and _is_added(values):
+            fields["added"] = _flat(values[0])
+        called = called._replace(reduction=reduction.name)
+        self._collective(called, group, tensors, [(values,)], **fields)
+        if root is None or self._backend(group).rank() == root:
+            self._keep_reduced(reduction, group, tensors, values)
+
+    def reduce_scatter(
+        self, called: _Call, outputs: Any, inputs: Any, group: Any, reduce_op: Any
+    ) -> None:
+        """Reduce the inputs, and keep this rank's part."""
+        reduction, pairs = _Reduction.of(reduce_op), called.pairs(outputs, inputs)
+        wide = [_each(self._wide, pair) for pair in pairs]
+        called = called._replace(reduction=reduction.name)
+        self._collective(called, group, _all(inputs), wide, reduceOp=reduction.sent)
+        for (output, _), (result, _) in zip(pairs, wide, strict=True):
+            self._keep_reduced(reduction, group, output, result)
+
+    def _keep_reduced(self, reduction: _Reduction, group: Any, tensors: Any, values: Any) -> None:
+        """Finish a reduction, and copy what was reduced in a wider type."""
+        for tensor, value in zip(_all(tensors), _all(values), strict=True):
+            if reduction.is_average:
+                value.div_(self._backend(group).size())
+            if value.dtype != tensor.dtype:
+                self._kind.to_cpu(tensor).copy_(value)
+
+    # -- what is moved
+
+    def gather(self, called: _Call, outputs: Any, inputs: Any, group: Any) -> None:
+        """All ranks get the tensors of all."""
+        moved = [_each(self._moved, pair) for pair in called.pairs(outputs, inputs)]
+        self._collective(called, group, _all(inputs), moved)
+
+    def broadcast(
+        self, called: _Call, tensors: Tensors, group: Any, root: int, root_tensor: int
+    ) -> None:
+        """All ranks get the root's."""
+        fields: dict[str, Any] = {"rootRank": root, "rootTensor": root_tensor}
+        fields["detail"] = self._root("from", group, root)
+        self._collective(called, group, tensors, [(_each(self._moved, tensors),)], **fields)
+
+    def with_root(self, called: _Call, outputs: Any, inputs: Any, group: Any, root: int) -> None:
+        """The root gathers or scatters."""
+        gathers = called.operator.name == "gather"
+        detail = self._root("to" if gathers else "from", group, root)
+        described = inputs if gathers else outputs
+        moved = [_each(self._moved, (outputs, inputs))]
+        self._collective(called, group, described, moved, detail=detail, rootRank=root)
+
+    def all_to_all_single(
+        self,
+        called: _Call,
+        output: torch.Tensor,
+        value: torch.Tensor,
+        group: Any,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+    ) -> None:
+        """Parts of different sizes: for each pair of ranks, what is sent must be expected."""
+        size = self._backend(group).size()
+        sent = _elements(value, input_splits, size)
+        expected = _elements(output, output_splits, size)
+        splits, read = [list(output_splits), list(input_splits)], self._kind.to_cpu
+        if self._kind.is_tpu and value.is_contiguous() and output.is_contiguous():
+            unit, read = value.itemsize, self._moved
+            splits = [[unit * each for each in parts] for parts in (expected, sent)]
+        exchange = (read(output), read(value), *splits)
+        self._exchange_parts(called, group, [value], exchange, sent, expected)
+
+    def all_to_all(self, called: _Call, outputs: Tensors, inputs: Tensors, group: Any) -> None:
+        """The same with a tensor for each part."""
+        if not all(tensor.is_contiguous() for tensor in (*outputs, *inputs)):
+            raise ValueError("all_to_all needs contiguous tensors")
+        sent, expected = [t.numel() for t in inputs], [t.numel() for t in outputs]
+        results, values = _each(self._moved, (outputs, inputs))
+        if not self._kind.is_tpu:
+            self._exchange_parts(called, group, inputs, (results, values), sent, expected)
+            return
+        # gloo wants lists of equal tensors, if it takes lists at all.
+        called = called._replace(operator=called.operator._replace(method="alltoall_base"))
+        flat = torch.cat(values)
+        splits = [result.numel() for result in results], [value.numel() for value in values]
+        received = flat.new_empty(sum(splits[0]))
+        self._exchange_parts(called, group, inputs, (received, flat, *splits), sent, expected)
+        for result, part in zip(results, received.split(splits[0]), strict=True):
+            result.copy_(part)
+
+    def _exchange_parts(
+        self,
+        called: _Call,
+        group: Any,
+        tensors: Tensors,
+        exchange: Sequence[Any],
+        sent: Sequence[int],
+        expected: Sequence[int],
+    ) -> None:
+        compared, check = (str(tensors[0].dtype),), functools.partial(_check_splits, sent, expected)
+        self._collective(called, group, tensors, [exchange], compared=compared, check=check)
+
+    def barrier(
+        self, called: _Call, tensor: torch.Tensor, group: Any, device_ids: Sequence[int]
+    ) -> None:
+        """The agreement is one."""
+        self._collective(called, group, (), [()] if self._group(group) is None else [])
+
+    # -- pairs of ranks
+
+    def send(self, tensors: Tensors, group: Any, target: int, tag: int) -> Any:
+        work = self._backend(group).send(_each(self._moved, tensors), target, tag)
+        return dist.Work.boxed(work)
+
+    def recv_(self, tensors: Tensors, group: Any, source: int, tag: int) -> Any:
+        work = self._backend(group).recv(_each(self._moved, tensors), source, tag)
+        return dist.Work.boxed(work)
+
+
+class _Call(NamedTuple):
+    """A call of an operator."""
+
+    operator: C10dOperator
+    timeout: int
+    """In ms; -1: the group's."""
+    reduction: str = ""
+
+    def options(self, fields: Mapping[str, Any]) -> Any:
+        """The options for the backend's method."""
+        options = getattr(_C10D, self.operator.options)()
+        options.timeout = timedelta(milliseconds=self.timeout)
+        for option, value in fields.items():
+            setattr(options, option, value)
+        return options
+
+    def pairs(self, outputs: Any, inputs: Any) -> Sequence[tuple[Any, Any]]:
+        """The arguments of the exchanges: lists are taken apart for a method that has none."""
+        apart = self.operator.method.endswith("_base") and not isinstance(inputs, torch.Tensor)
+        return list(zip(outputs, inputs, strict=True)) if apart else [(outputs, inputs)]
 
 
 @dataclass(frozen=True)
@@ -619,6 +454,20 @@ def _flat(value: torch.Tensor) -> torch.Tensor:
 
 def _is_added(values: Tensors) -> bool:
     return len(values) == 1 and values[0].dtype in _ADDED and values[0].is_contiguous()
+
+
+def _each(convert: Callable[[torch.Tensor], torch.Tensor], tensors: Any) -> Any:
+    """Convert a tensor, or those in lists of lists."""
+    if isinstance(tensors, torch.Tensor):
+        return convert(tensors)
+    return [_each(convert, tensor) for tensor in tensors]
+
+
+def _all(tensors: Any) -> list[torch.Tensor]:
+    """The tensors in lists of lists, in order."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for part in tensors for tensor in _all(part)]
 
 
 def _check_splits(
@@ -658,43 +507,24 @@ def _options(name: str, timeout: int, **fields: Any) -> Any:
     return options
 
 
-def _limit(timeout: int, group: _Group) -> float | None:
-    return group.timeout if timeout < 0 else timeout / 1000
-
-
 def _done(result: Any) -> Any:
     future: Future[Any] = Future()
     future.set_result(result)
     return dist.Work.boxed(_C10D._create_work_from_future(future))
 
 
-@functools.lru_cache(maxsize=512)
-def _call(
-    operation: str,
-    kinds: Sequence[tuple[torch.dtype, torch.Size]],
-    detail: str,
-    is_tpu: bool,
-    compared: tuple[str, ...] | None,
-) -> RankCall:
-    """Build a call. Cached: each step repeats its calls."""
-    names = [str(dtype).removeprefix("torch.") for dtype, _ in kinds]
-    on = " on tpu" if is_tpu else ""
-    shapes = [shape for _, shape in kinds]
-    tensors = tuple(f"{name}{list(shape)}{on}" for name, shape in zip(names, shapes, strict=True))
-    if compared is None and not is_tpu:
-        compared = tuple(f"{n} {math.prod(s)}" for n, s in zip(names, shapes, strict=True))
-    return RankCall(operation, tensors, detail, compared=compared)
+def _opaque(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch's own kernels, in C++: neither differentiated nor traced by dynamo.
 
+    (torch.compiler.disable would import dynamo, which takes seconds.)
+    """
 
-def _kernel(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def kernel(*args: Any, **options: Any) -> Any:
-        # As torch's own kernels, in C++, it is neither differentiated nor traced by dynamo
-        # (torch.compiler.disable would import dynamo, which takes seconds).
+    @functools.wraps(function)
+    def kernel(*args: Any) -> Any:
         traced = _set_eval_frame(None)
         try:
             with torch.no_grad():
-                return method(*args, **options)
+                return function(*args)
         finally:
             _set_eval_frame(traced)
 

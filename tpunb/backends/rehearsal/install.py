@@ -6,19 +6,18 @@ Importing this module replaces nothing. On an accelerator `install_rehearsal` is
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 from collections.abc import Mapping, Sequence
 
-from tpunb.backends.rehearsal import call, ranks
+from tpunb.backends.rehearsal import call
 from tpunb.backends.rehearsal.agent import Agent
+from tpunb.backends.rehearsal.c10d_stores import ProcessGroupStores
 from tpunb.backends.rehearsal.distributed import CPU, TensorKind, can_compare, install_collectives
 from tpunb.backends.rehearsal.errors import is_of_torch_distributed
-from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
 from tpunb.backends.rehearsal.waiting import WaitTimes
-from tpunb.backends.rehearsal.wire import TIMEOUT, Comparison, Wire
-from tpunb.utils import addresses, memory
-from tpunb.utils.errors import SetupError
+from tpunb.backends.rehearsal.wire import Comparison, Wire
+from tpunb.utils import memory
+from tpunb.utils.text import describe_ranks
 
 FOREVER = 1e8
 """Seconds: three years. The supervisor, which knows where all ranks are, ends a run without
@@ -29,12 +28,10 @@ _wire: Wire | None = None
 def install_rehearsal(
     rank: int,
     world_size: int,
-    local_rank: int,
-    local_world_size: int,
     timeout: float = FOREVER,
     times: WaitTimes | None = None,
     kinds: Sequence[TensorKind] = (CPU,),
-) -> Wire:
+) -> None:
     """Make this process rank `rank` of `world_size`, with collectives that the ranks compare.
 
     Call it once per process, after the import of torch and before the user's code. With torch 2.10
@@ -45,43 +42,25 @@ def install_rehearsal(
 
     Raises SetupError if torch elastic serves no store.
     """
-    agent, wire = connect_ranks(rank, world_size, local_rank, local_world_size, timeout, times)
-    ProcessGroupStores(wire, agent).install()
+    agent = Agent.from_environment(rank, world_size)
+    wire = connect_ranks(agent, timeout, times)
+    ProcessGroupStores(agent, wire).install()
     if not any(kind.is_tpu for kind in kinds):
         call.name_elsewhere("With gloo alone")
     for kind in kinds if can_compare() else ():
         install_collectives(kind).compare_over(wire, world_size)
-    return wire
 
 
 def connect_ranks(
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    local_world_size: int,
-    timeout: float = TIMEOUT,
+    agent: Agent,
+    timeout: float,
     times: WaitTimes | None = None,
     comparison: Comparison | None = None,
-) -> tuple[Agent, Wire]:
-    """The wire between the ranks of the run, for all kinds of rehearsals.
-
-    Raises SetupError if torch elastic serves no store.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise SetupError(
-            "rehearsal ranks need torch elastic's store, which is not shared with this process "
-            "(TORCHELASTIC_USE_AGENT_STORE is not True): unset "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE, or start with plain "
-            "`torchrun --nproc-per-node=N`"
-        )
-    agent = Agent.from_environment(os.environ, rank, world_size, local_rank, local_world_size)
+) -> Wire:
+    """The wire between the ranks of the run, for all kinds of rehearsals."""
     global _wire
-    _wire = wire = Wire(agent, timeout, times, comparison)
-    if not agent.one_host:
-        addresses.bind_gloo(os.environ)
-    if not agent.one_host and world_size % local_world_size == 0:
-        ranks.name_hosts([str(host) for host in range(world_size // local_world_size)], world_size)
-    return agent, wire
+    _wire = Wire(agent, timeout, times, comparison)
+    return _wire
 
 
 def leave_rehearsal() -> None:
@@ -100,7 +79,7 @@ def name_departed(error: BaseException, world_size: int) -> None:
     if departed:
         have = "have" if len(departed) > 1 else "has"
         error.args = (
-            f"{error}\n{ranks.describe_ranks(departed)} {have} returned from the train cell: "
+            f"{error}\n{describe_ranks(departed)} {have} returned from the train cell: "
             "does every rank make the same calls of torch.distributed?",
         )
 

@@ -21,7 +21,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,6 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, Work
-from torch.distributed import DistNetworkError
 
 from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.call import (
@@ -45,9 +44,9 @@ from tpunb.backends.rehearsal.errors import (
     PeerLostError,
     WaitedTooLongError,
 )
-from tpunb.backends.rehearsal.ranks import describe_ranks
-from tpunb.backends.rehearsal.transport import Arrival, GlooArrival, GlooMesh, Group, Mesh
+from tpunb.backends.rehearsal.mesh import Arrival, Group, Mesh
 from tpunb.utils import descriptors
+from tpunb.utils.text import describe_ranks
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ class Connections:
         """The group of these ranks, connected. Waits for all of them the first time."""
         key = tuple(members)
         if key not in self._groups:
-            with self._needing_store(call), descriptors.opening_own():
+            with descriptors.opening_own():
                 self._groups[key] = self._connect(key, call)
         return self._groups[key]
 
@@ -222,30 +221,25 @@ class Connections:
         """The group and its gloo backend, once all members have agreed on a call."""
         group = self.group(members, call)
         if group.backend is None:
-            began = time.monotonic()
             try:
                 with descriptors.opening_own():
-                    group.connect_gloo(self.rank, self._agent.own_address(), self._timeout)
+                    group.connect_gloo(self.rank, self._timeout)
             except RuntimeError as error:
-                self._raise_cause(group, call, began, error)
+                self._raise_cause(group, call, error)
         return group.backend, group
 
     def exchange_headers(
         self, header: bytes, payload: torch.Tensor | None, members: Sequence[int], call: RankCall
-    ) -> Mesh | GlooMesh:
+    ) -> Mesh:
         """Send all members a header, and the payload if there is room; receive theirs."""
         group = self.group(members, call)
         self.wait(group.mesh.send(header, payload, self._timeout), group, call)
         return group.mesh
 
-    def wait(self, work: Work | Arrival | GlooArrival, group: Group, call: RankCall) -> None:
+    def wait(self, work: Work | Arrival, group: Group, call: RankCall) -> None:
         """Wait for the end of an exchange. Can be interrupted."""
-        with self._needing_store(call):
-            self._wait(work, group, call)
-
-    def _wait(self, work: Work | Arrival | GlooArrival, group: Group, call: RankCall) -> None:
         group.exchanges += 1
-        step, began = timedelta(seconds=self._times.step), time.monotonic()
+        step = timedelta(seconds=self._times.step)
         published = False
         while True:
             step_began = time.monotonic()
@@ -266,12 +260,10 @@ class Connections:
                 published = True
             self._check_departures(group.name, group.exchanges, group.members, call)
             self._check_deadlock()
-            if self._spans_hosts(group.members):
-                self._check_ended(group, call, began)
         try:
             work.wait()  # returns at once: it failed, or has completed since
         except RuntimeError as error:
-            self._raise_cause(group, call, began, error)
+            self._raise_cause(group, call, error)
 
     def leave(self, compared: str, *, final: bool) -> dict[int, str]:
         """Publish that this rank has left the train cell, so that no rank in the cell waits for it.
@@ -313,9 +305,8 @@ class Connections:
         """
         name = "-".join(str(member) for member in members)
         store = PrefixStore(name, self._open_store())
-        mesh = None if self._spans_hosts(members) else Mesh(self.rank, members)
-        if mesh is not None:
-            store.set(f"address/{self.rank}", mesh.address)
+        mesh = Mesh(self.rank, members)
+        store.set(f"address/{self.rank}", mesh.address)
         store.set(f"pid/{self.rank}", str(os.getpid()))
         absent = [member for member in members if member != self.rank]
         began = checked = time.monotonic()
@@ -336,41 +327,19 @@ class Connections:
         if published:
             self._withdraw_wait()
         pids = {member: int(store.get(f"pid/{member}")) for member in members}
-        group = Group(name, members, pids, store)
+        addresses = {member: store.get(f"address/{member}").decode() for member in members}
+        group = Group(name, members, pids, store, mesh)
         try:
-            if mesh is not None:
-                mesh.connect(
-                    {member: store.get(f"address/{member}").decode() for member in members},
-                    pids,
-                    self._timeout,
-                )
-                group.mesh = mesh
-            else:
-                group.connect_gloo(self.rank, self._agent.own_address(), self._longest)
-                group.mesh = GlooMesh(group.backend, members)
+            mesh.connect(addresses, pids, self._timeout)
         except RuntimeError as error:
-            self._raise_cause(group, call, began, error)
+            self._raise_cause(group, call, error)
         return group
-
-    def _spans_hosts(self, members: Sequence[int]) -> bool:
-        return not set(members) <= set(self._agent.neighbours)
 
     def _open_store(self) -> Store:
         if self._store is None:
             store = self._agent.open_store(timedelta(seconds=30))
             self._store = PrefixStore(f"tpunb/backends/rehearsal/{self._agent.attempt}", store)
         return self._store
-
-    @contextlib.contextmanager
-    def _needing_store(self, call: RankCall) -> Iterator[None]:
-        try:
-            yield
-        except DistNetworkError as error:
-            raise PeerLostError(
-                f"torch elastic's store at {self._agent.address}:{self._agent.port} no longer "
-                f"answers {describe_ranks([self.rank])}, which waited in {call}: the first host, "
-                "which serves it, has ended the run or cannot be reached"
-            ) from error
 
     # -- ranks that will not come
 
@@ -435,13 +404,8 @@ class Connections:
         """Publish that this rank is in an exchange, for ranks in which it fails earlier."""
         group.store.set(f"here/{self.rank}", str(group.exchanges))
 
-    def _raise_cause(
-        self, group: Group, call: RankCall, began: float, error: RuntimeError | None = None
-    ) -> NoReturn:
-        """Raise an error that names the rank that is missing from a failed exchange.
-
-        `began`: when this rank began to wait, by time.monotonic.
-        """
+    def _raise_cause(self, group: Group, call: RankCall, error: RuntimeError) -> NoReturn:
+        """Raise an error that names the rank that is missing from a failed exchange."""
         ended, absent = self._missing(group)
         own = describe_ranks([self.rank])
         # Whether the end of its process or only a closed connection was seen: a rank that returned
@@ -453,13 +417,6 @@ class Connections:
                 f"{describe_ranks(ended)} ended while {own} waited in {call}. Either a rank "
                 "failed, and its own error shows the cause, or it makes fewer collective calls "
                 "than the others (one batch less?)"
-            ) from error
-        remote = set(absent) - set(self._agent.neighbours)
-        if remote and time.monotonic() < began + self._timeout:
-            self._tell_ended(group, remote)
-            raise PeerLostError(
-                f"{describe_ranks(remote)} ended while {own} waited in {call}, or the connection "
-                "to that host was lost: if a rank failed, its own error shows the cause"
             ) from error
         if absent:
             raise WaitedTooLongError(self._timed_out(call, absent)) from error
@@ -474,40 +431,12 @@ class Connections:
         deadline = time.monotonic() + self._times.inquiry
         while True:
             # In this order: a rank that was in the exchange publishes that before it ends.
-            ended = [member for member in absent if self._has_ended(group, member)]
+            ended = [member for member in absent if _has_ended(group.pids[member])]
             absent = [member for member in absent if not self._has_arrived(group, member)]
             ended = [member for member in ended if member in absent]
             if ended or not absent or time.monotonic() > deadline:
-                self._tell_ended(group, ended)
                 return ended, absent
             time.sleep(0.02)
-
-    def _has_ended(self, group: Group, member: int) -> bool:
-        """True if a rank's process has ended; for another host, if its ranks have published so."""
-        if member in self._agent.neighbours:
-            return _has_ended(group.pids[member])
-        return group.store.check([f"ended/{member}"])
-
-    def _tell_ended(self, group: Group, ended: Collection[int]) -> None:
-        if ended and self._spans_hosts(group.members):
-            for member in ended:
-                group.store.set(f"ended/{member}", "")
-            group.store.set("ended", "")
-
-    def _check_ended(self, group: Group, call: RankCall, began: float) -> None:
-        """Raise PeerLostError if a rank of this host has ended, or one is published as ended.
-
-        Between hosts, only some ranks notice that a connection was closed.
-        """
-        ended = any(
-            _has_ended(group.pids[member])
-            for member in set(group.members) & set(self._agent.neighbours)
-            # A rank that has left took part in this exchange, see `_check_departures`.
-            if not self._open_store().check([f"{self._leaving}/{member}"])
-            and not self._has_arrived(group, member)
-        )
-        if ended or group.store.check(["ended"]):
-            self._raise_cause(group, call, began)
 
     @staticmethod
     def _has_arrived(group: Group, member: int) -> bool:

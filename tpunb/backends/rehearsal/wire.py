@@ -1,8 +1,7 @@
 """The wire between rehearsal ranks, on which they agree on a call and exchange tensors.
 
 Large tensors go over a private gloo group, built directly on the run's store, so that the user's
-own process groups are undisturbed; everything else goes over `transport.Mesh`, or, between hosts,
-over gloo as well.
+own process groups are undisturbed; everything else goes over `transport.Mesh`.
 
 Before each exchange the ranks compare their calls, because gloo ends the process with an uncaught
 C++ exception when two messages differ in size (measured, torch 2.9).
@@ -26,15 +25,26 @@ from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.buffers import heap, memory
 from tpunb.backends.rehearsal.call import RankCall, circumstances, describe_mismatch, running_line
 from tpunb.backends.rehearsal.errors import CollectiveError, ExchangeFailedError, MismatchError
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.rehearsal.stats import collective_stats, size_of
 from tpunb.backends.rehearsal.waiting import Connections, WaitTimes
 from tpunb.runs import heartbeat
 from tpunb.utils import processes
+from tpunb.utils.text import describe_ranks
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others in a collective."""
 _NOTHING = torch.empty(0, dtype=torch.uint8)
+REDUCED_AS = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+"""The types in which a TPU's values are reduced, if not in their own: as a TPU does, or because
+gloo lacks their own."""
 HEADER = struct.Struct("<16sqIIQQQQ")
 """Digest of the call, bytes of the payload, hash of the line, and `Comparison.begin_collective`'s
 numbers. 64 bytes, so that the payload is aligned for any type."""
@@ -178,6 +188,11 @@ class Wire:
             raise
         finally:
             self._inside.discard(threading.get_ident())
+
+    def meet(self, call: RankCall, members: Sequence[int]) -> None:
+        """Agree on a call that exchanges nothing. Raises as `exchange`."""
+        with self.exchange(call, members):
+            pass
 
     @property
     def in_child(self) -> bool:

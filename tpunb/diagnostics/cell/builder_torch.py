@@ -69,7 +69,6 @@ class TorchReportBuilder(ReportBuilder):
             *self._piling_up(),
             *self._still(),
             *self._left_out(),
-            *self._lacking(),
             *self._unreduced(),
             *self._recompiled_functions(),
             *self._broken_graphs(),
@@ -95,7 +94,7 @@ class TorchReportBuilder(ReportBuilder):
     def _where(self) -> str:
         """'TorchTPU, rehearsed on the CPU'."""
         if self._on_tpu:
-            rehearsal: Any = sys.modules.get("tpunb.backends.torchtpu.rehearsal.device")
+            rehearsal: Any = sys.modules.get("tpunb.backends.torchtpu.rehearsal.rehearsed_device")
             rehearsed = rehearsal is not None and rehearsal.is_installed()
             return "TorchTPU, rehearsed on the CPU" if rehearsed else "TorchTPU"
         if self._recorder.used_device:
@@ -214,16 +213,6 @@ class TorchReportBuilder(ReportBuilder):
             count = f"{operations} operation{'s' if operations > 1 else ''}"
             what, fix, at = self._why(programs[0].cause, programs[0], reason.place)
             yield Issue("recompiled", f"recompiled at {steps} ({count}): {what}", self._at(at), fix)
-
-    def _lacking(self) -> Iterator[Issue]:
-        for gap in self._recorder.gaps.values():
-            yield Issue(
-                "gap",
-                f"{gap.name.strip('_')}() {gap.problem}",
-                self._at(gap.place),
-                gap.instead,
-                math.inf,
-            )
 
     def _moved_again(self) -> Iterator[Issue]:
         for transfer in self._recorder.transfers.values():

@@ -140,8 +140,8 @@ def _of_torch(backend: BackendName) -> Iterator[None]:
 
 def _rehearse_groups(torch: ModuleType) -> None:
     """Give the rehearsed TPU its process groups; torch_tpu has its own."""
-    if importlib.import_module(f"{_REHEARSAL}.device").is_installed():
-        importlib.import_module(f"{_REHEARSAL}.process_groups").install_process_groups()
+    if importlib.import_module(f"{_REHEARSAL}.rehearsed_device").is_installed():
+        importlib.import_module(f"{_REHEARSAL}.tpu_dist").install_process_groups()
 
 
 def _has_group() -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _device() -> None:
-    from tpunb.backends.torchtpu.rehearsal.device import install
+    from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 
     install()
 

@@ -16,7 +16,7 @@ from tests.drivers.ranks import Ranks
 
 def failing() -> None:
     """In a rank: without our DeviceGuard the process ends here."""
-    from tpunb.backends.torchtpu.rehearsal.device import install
+    from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 
     install()
 
@@ -51,7 +51,7 @@ def test_errors_of_hooks_reach_the_program(ranks: Ranks) -> None:
 
 def interrupted() -> None:
     """In a rank: without our handler the process ends in the first of these operations."""
-    from tpunb.backends.torchtpu.rehearsal.device import install
+    from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 
     install()
     leaf = torch.ones(2, device="tpu", requires_grad=True)
@@ -72,9 +72,9 @@ def test_interrupts_do_not_end_the_process(ranks: Ranks) -> None:
 
 
 def deferred() -> None:
-    from tpunb.backends.torchtpu.rehearsal import device, device_guard
+    from tpunb.backends.torchtpu.rehearsal import device_guard, rehearsed_device
 
-    device.install()
+    rehearsed_device.install()
     guard = device_guard.make_device_guard()
     handler, found = signal.getsignal(signal.SIGINT), []
     with contextlib.suppress(KeyboardInterrupt):

@@ -179,40 +179,6 @@ def test_no_divergence_for_work_a_rank_may_do_alone(ranks: Ranks, kinds: list[st
     assert ranks.values(trained, 3, *kinds) == [[], [], []]
 
 
-ELSEWHERE = """\
-import os, torch, torch_xla
-import torch_xla.core.xla_model as xm
-rank, device = int(os.environ["RANK"]), torch_xla.device()
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    def forward(self, x):
-        return self.left(x) if rank == 1 else self.right(x).relu()
-model = Model().to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def train():
-    for step in range(3):
-        batch = torch.ones(2, 4, device=device) * step
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        xm.optimizer_step(optimizer)
-        torch_xla.sync()
-train()
-"""
-
-
-def test_divergence_names_the_different_tensors(driver: Driver) -> None:
-    seen = driver.run([], ELSEWHERE, ranks=3)
-    assert seen.result.state == "succeeded"
-    [names] = [line for line in seen.log if "by name" in line]
-    assert (
-        "by name: takes model.left.weight.grad, model.left.bias.grad, the others "
-        "model.right.weight.grad, model.right.bias.grad; reads nothing, the others "
-        "model.right.bias, model.right.weight"
-    ) in names
-
-
 def test_divergence_of_tensor_names_in_words() -> None:
     from tpunb.backends.xla.rehearsal.divergence import NamedTensors
 

@@ -7,6 +7,7 @@ shapes, types, views, gradients, counters, and what they refuse.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -281,9 +282,12 @@ def rehearsed_grads(gradient_as_bucket_view: bool) -> list[Any]:
     dist.init_process_group("xla", init_method="xla://")
     device = torch_xla.device()
     model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1))
-    parallel = DistributedDataParallel(
-        model.to(device), gradient_as_bucket_view=gradient_as_bucket_view
-    )
+    with warnings.catch_warnings(record=True) as said:
+        parallel = DistributedDataParallel(
+            model.to(device), gradient_as_bucket_view=gradient_as_bucket_view
+        )
+    warned = any("gradient_as_bucket_view" in str(each.message) for each in said)
+    assert warned == gradient_as_bucket_view
     parallel(torch.full((4, 3), rank + 1.0, device=device)).sum().backward()
     return [p.grad.tolist() for p in model.parameters()]
 

@@ -25,7 +25,8 @@ def set_up() -> None:
         return
     register_backend(compile_graph, name="tpu")
     package = __name__.rpartition(".")[0]
-    for name in ("aliases", "autocast", "device", "kernels", "module", "patches", "plans", "seeds"):
+    traced = "aliases autocast kernels module patches plans rehearsed_device seeds"
+    for name in traced.split():
         trace_rules.add(f"{package}.{name}")  # or dynamo traces the kernels themselves
     _torch._dynamo.config.allow_rnn = True
     inductor: Any = _torch._TorchCompileInductorWrapper

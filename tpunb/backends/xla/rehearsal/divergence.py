@@ -35,9 +35,9 @@ import torch_xla.debug.metrics as met
 
 from tpunb.backends.rehearsal import errors
 from tpunb.backends.rehearsal.call import CodeLine, RankCall, running_line, users_line
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.xla import counters
-from tpunb.backends.xla.rehearsal.names import TensorNames
+from tpunb.backends.xla.rehearsal.tensor_names import TensorNames
+from tpunb.utils.text import describe_ranks
 
 SHARE = 0.01
 """Largest share of a rank's time for hashing; above it only every 2nd, 4th, … is hashed."""

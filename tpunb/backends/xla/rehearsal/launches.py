@@ -30,8 +30,8 @@ import torch_xla
 import torch_xla.debug.metrics as met
 
 from tpunb.backends.rehearsal.call import running_line
-from tpunb.backends.rehearsal.ranks import describe_ranks
 from tpunb.backends.xla import private_names
+from tpunb.utils.text import describe_ranks
 
 ROOM = 8192
 """Bytes of the description of a rank's last launches for the others."""

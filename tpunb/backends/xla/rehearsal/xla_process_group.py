@@ -2,7 +2,7 @@
 
 Upstream, `xla://` does not work for every script: if torch elastic does not share its store, it
 keeps MASTER_PORT until the process ends, so that a later `env://` cannot use it. So it is replaced,
-as the stores of `env://` and `tcp://` are (`backends.rehearsal.process_groups`).
+as the stores of `env://` and `tcp://` are (`backends.rehearsal.c10d_stores`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from torch_xla.distributed.xla_backend import ProcessGroupXla  # registers what is replaced here
 
-from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
+from tpunb.backends.rehearsal.c10d_stores import ProcessGroupStores
 from tpunb.backends.rehearsal.wire import Wire
 
 

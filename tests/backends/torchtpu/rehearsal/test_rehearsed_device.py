@@ -26,7 +26,12 @@ OURS = str(Path(tpunb.__file__).parent)
 def test_a_tensor_is_on_the_device() -> None:
     import torch
 
-    from tpunb.backends.torchtpu.rehearsal.device import is_installed, on_tpu, to_cpu, to_tpu
+    from tpunb.backends.torchtpu.rehearsal.rehearsed_device import (
+        is_installed,
+        on_tpu,
+        to_cpu,
+        to_tpu,
+    )
 
     x = torch.ones(3, device="tpu")
     assert is_installed()
@@ -40,22 +45,24 @@ def test_a_tensor_is_on_the_device() -> None:
 def test_install_refuses_what_it_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from tpunb.backends.torchtpu.rehearsal import device
+    from tpunb.backends.torchtpu.rehearsal import rehearsed_device
 
-    device.install()  # does nothing the second time
-    monkeypatch.setattr(device, "_kept", [])
+    rehearsed_device.install()  # does nothing the second time
+    monkeypatch.setattr(rehearsed_device, "_kept", [])
     with pytest.raises(SetupError, match="TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
-        device.install()
+        rehearsed_device.install()
     monkeypatch.setattr(torch, "__version__", "2.9.0")
     with pytest.raises(SetupError, match=r"needs torch 2\.11 or later, and this is 2\.9\.0"):
-        device.install()
+        rehearsed_device.install()
 
 
 def test_importing_and_installing_import_no_compiler(starts_processes: None) -> None:
     import subprocess
 
     code = (
-        "import sys\nfrom tpunb.backends.torchtpu.rehearsal.device import install\ninstall()\n"
+        "import sys\n"
+        "from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install\n"
+        "install()\n"
         "import torch\ntorch.ones(2, device='tpu').add(1)\n"
         "assert not {'torch._dynamo', 'torch_xla'} & set(sys.modules)"
     )
@@ -265,7 +272,7 @@ def test_tensors_of_the_device_cannot_be_sent(starts_processes: None) -> None:
 def test_a_fork_has_the_device(starts_processes: None) -> None:
     code = """
 import os, torch
-from tpunb.backends.torchtpu.rehearsal.device import install
+from tpunb.backends.torchtpu.rehearsal.rehearsed_device import install
 install()
 x = torch.ones(4, device="tpu")
 y = x @ x

@@ -7,9 +7,9 @@ import functools
 import importlib
 from pathlib import Path
 
-from tpunb.backends.torchtpu.rehearsal import private_names
+from tpunb.backends.torchtpu.rehearsal import private_torch_names
 
-PACKAGE = Path(private_names.__file__).parent
+PACKAGE = Path(private_torch_names.__file__).parent
 OWN = {"_tpu", "_at"}
 """Private attributes that this package itself sets."""
 
@@ -20,12 +20,12 @@ def test_they_exist() -> None:
     for module in ("torch._dynamo.backends.registry", "torch._inductor.config"):
         importlib.import_module(module)
     missing = []
-    for name in private_names.NAMES:
+    for name in private_torch_names.NAMES:
         try:
             functools.reduce(getattr, name.split(".")[1:], torch)
         except AttributeError:
             missing.append(name)
-    assert set(missing) <= private_names.SOME_VERSIONS
+    assert set(missing) <= private_torch_names.SOME_VERSIONS
 
 
 def _used(path: Path) -> set[str]:
@@ -42,7 +42,7 @@ def _used(path: Path) -> set[str]:
 
 
 def test_no_others_are_used() -> None:
-    declared = {part for name in private_names.NAMES for part in name.split(".")}
+    declared = {part for name in private_torch_names.NAMES for part in name.split(".")}
     operations = {"_to_copy", "_fused_sdp_choice", "_scaled_dot_product_flash_attention_for_cpu"}
     used = {name: path.name for path in PACKAGE.glob("*.py") for name in _used(path)}
     allowed = declared | OWN | operations | {"_getframe", "_extra_reducers"}  # two of Python

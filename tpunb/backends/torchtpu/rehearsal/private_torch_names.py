@@ -1,7 +1,7 @@
 """The private names of torch that the rehearsed device uses, and why.
 
-Data only. tests/backends/torchtpu/rehearsal/test_private_names.py checks that this package uses no
-others, and that each still exists.
+Data only. tests/backends/torchtpu/rehearsal/test_private_torch_names.py checks that this package
+uses no others, and that each still exists.
 """
 
 from __future__ import annotations

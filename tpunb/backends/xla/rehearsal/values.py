@@ -1,4 +1,7 @@
-"""Values of XLA tensors: read, put on the device, and written into existing tensors."""
+"""Values of XLA tensors: read, put on the device, and written into existing tensors.
+
+Between XLA and torch's CPU tensors they move without copies: both are the host's memory.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,39 @@ from typing import Any
 
 import torch
 import torch_xla
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from tpunb.backends.rehearsal import call
-from tpunb.backends.xla.rehearsal import divergence, dlpack, launches
+from tpunb.backends.rehearsal.buffers import ALIGNMENT, memory
+from tpunb.backends.xla.rehearsal import divergence, launches
 
 _XLAC: Any = torch_xla._XLAC  # type: ignore[attr-defined]
+
+
+_get_cpu_tensors = _XLAC._xla_get_cpu_tensors
+"""torch_xla's own function: reads of the rehearsal do not count as reads of the user's code."""
+
+
+def from_xla(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The values of computed tensors, in XLA's own memory: never write to them."""
+    try:
+        _XLAC._get_tensors_handle(tensors)  # _to_dlpack ends the process if one has no memory
+    except RuntimeError:  # a tensor on the CPU, or a number that XLA keeps in its programs
+        plain = [tensor.detach() for tensor in tensors]
+        values: list[torch.Tensor] = _get_cpu_tensors(plain)
+        return values
+    return [from_dlpack(_XLAC._to_dlpack(tensor)) for tensor in tensors]
+
+
+def to_xla(value: torch.Tensor) -> torch.Tensor:
+    """A new XLA tensor that takes over the memory of `value`: do not use `value` again."""
+    if value.data_ptr() % ALIGNMENT or not value.is_contiguous():
+        value = value.clone(memory_format=torch.contiguous_format)
+    # Not a view of another tensor: torch 2.8 would have XLA hold that one instead, see `lend`.
+    value = value.data
+    tensor: torch.Tensor = _XLAC._from_dlpack(to_dlpack(value))
+    memory.lend(value)
+    return tensor
 
 
 def read_values(tensors: Sequence[torch.Tensor], *, reduced: bool = False) -> list[torch.Tensor]:
@@ -38,7 +69,7 @@ def read_values(tensors: Sequence[torch.Tensor], *, reduced: bool = False) -> li
             launches.launches.note_computed(launches.count_outputs() - begun, needed)
         else:
             _XLAC._xla_wait_device_ops([])
-        return dlpack.from_xla(tensors)
+        return from_xla(tensors)
     finally:
         _XLAC._set_allow_execution(allowed)
 
@@ -51,7 +82,7 @@ def on_device(
     With `gradient`, it is a leaf with the requires_grad of `like`. `of_all` is False if not all
     ranks took part in the collective.
     """
-    tensor = dlpack.to_xla(value)
+    tensor = to_xla(value)
     if of_all:
         launches.launches.add_results([tensor])
     return tensor.requires_grad_() if gradient and like.requires_grad else tensor
@@ -69,7 +100,7 @@ def overwrite(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -
     sources: list[torch.Tensor] = []
     news: list[torch.Tensor] = []
     for tensor, value in zip(tensors, values, strict=True):
-        new = dlpack.to_xla(value)
+        new = to_xla(value)
         news.append(new)
         if value.shape != tensor.shape:
             tensor.data = new.to(tensor.dtype)

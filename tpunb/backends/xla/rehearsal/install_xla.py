@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -22,25 +21,18 @@ import torch_xla.runtime as xr
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_xla.version import __version__
 
-from tpunb.backends.rehearsal.call import RankCall
+from tpunb.backends.rehearsal.agent import Agent
+from tpunb.backends.rehearsal.c10d_stores import ProcessGroupStores
 from tpunb.backends.rehearsal.errors import make_refusal
 from tpunb.backends.rehearsal.install import connect_ranks, memory_info
-from tpunb.backends.rehearsal.process_groups import ProcessGroupStores
 from tpunb.backends.rehearsal.waiting import WaitTimes
-from tpunb.backends.rehearsal.wire import TIMEOUT, Wire
+from tpunb.backends.rehearsal.wire import TIMEOUT
 from tpunb.backends.xla import private_names, runtime
 from tpunb.backends.xla.private_names import NAMES, OPS, XLAC
 from tpunb.backends.xla.rehearsal import divergence, dynamo, launches
-from tpunb.backends.xla.rehearsal.collectives import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    CollectivePermute,
-    ReduceScatter,
-)
 from tpunb.backends.xla.rehearsal.comparison import XlaComparison
-from tpunb.backends.xla.rehearsal.peers import Peers
-from tpunb.backends.xla.rehearsal.process_groups import (
+from tpunb.backends.xla.rehearsal.cross_replica import CrossReplica
+from tpunb.backends.xla.rehearsal.xla_process_group import (
     replace_xla_rendezvous,
     warn_of_bucket_views,
     warn_of_pairs,
@@ -55,8 +47,6 @@ _library: torch.library.Library | None = None
 def install_rehearsal(
     rank: int,
     world_size: int,
-    local_rank: int,
-    local_world_size: int,
     timeout: float = TIMEOUT,
     times: WaitTimes | None = None,
 ) -> None:
@@ -70,24 +60,24 @@ def install_rehearsal(
     Raises SetupError if the versions do not fit, or torch elastic serves no store.
     """
     _check_versions()
-    agent, wire = connect_ranks(
-        rank, world_size, local_rank, local_world_size, timeout, times, XlaComparison()
-    )
+    agent = Agent.from_environment(rank, world_size)
+    wire = connect_ranks(agent, timeout, times, XlaComparison())
     # As pjrt.initialize_multiprocess sets them, for xr.local_ordinal() and similar functions.
-    os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(local_rank)
-    os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(local_world_size)
+    os.environ[xenv.PJRT_LOCAL_PROCESS_RANK] = str(rank)
+    os.environ[xenv.PJRT_LOCAL_PROCESS_COUNT] = str(world_size)
     vars(xr).update(_WORLD_SIZE=world_size, _ORDINAL=rank)
     xr.global_runtime_device_count.cache_clear()
-    share_processors(os.environ, local_world_size)
+    share_processors(os.environ, world_size)
 
-    rehearsed = make_collectives(wire, world_size)
-    replaced = _identity(rank, world_size) | rehearsed.xlac | _refusals(XLAC)
-    replaced["_xla_memory_info"] = lambda device: memory_info(local_world_size)
+    collectives = CrossReplica(wire, world_size)
+    replaced = _identity(rank, world_size) | collectives.xlac() | _refusals(XLAC)
+    replaced["_xla_memory_info"] = lambda device: memory_info(world_size)
     for name, function in replaced.items():
-        setattr(_XLAC, name, dynamo.opaque_to_dynamo(function))
-    vars(xm).update(rehearsed.model)
+        # dynamo traces torch_xla's own functions no more than these.
+        setattr(_XLAC, name, torch.compiler.disable(function))
+    vars(xm).update(collectives.model())
     dynamo.patch_dynamo_bridge()
-    stores = ProcessGroupStores(wire, agent)
+    stores = ProcessGroupStores(agent, wire)
     stores.install()
     replace_xla_rendezvous(wire, stores)
     warn_of_bucket_views()
@@ -96,7 +86,7 @@ def install_rehearsal(
     register_optimizer_step_post_hook(launches.launches.note_optimizer_step)
     launches.watch_launches()
     runtime.wrap_step_marker(_note_sync)
-    _replace_operators(rehearsed.operators | _refusals(OPS))
+    _replace_operators(collectives.operators() | _refusals(OPS))
 
 
 def _refusals(owner: str) -> dict[str, Callable[..., Any]]:
@@ -161,45 +151,6 @@ def _check_versions() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Collectives:
-    """The rehearsed collectives of one rank, by the names that they replace."""
-
-    xlac: dict[str, Callable[..., Any]]
-    """Attributes of torch_xla._XLAC."""
-    operators: dict[str, Callable[..., Any]]
-    """Operators of torch.ops._c10d_functional, for XLA tensors."""
-    model: dict[str, Callable[..., Any]]
-    """Attributes of torch_xla.core.xla_model."""
-
-
-def make_collectives(wire: Wire, world_size: int) -> Collectives:
-    peers = Peers(wire, world_size)
-    reduce, gather, scatter = AllReduce(peers), AllGather(peers), ReduceScatter(peers)
-    all_to_all = AllToAll(peers)
-    xlac: dict[str, Callable[..., Any]] = {
-        "_xla_all_reduce": reduce.new,
-        "_xla_all_reduce_inplace": reduce.in_place,
-        "_xla_all_gather": gather.new,
-        "_xla_all_gather_out": gather.out,
-        "_xla_all_gather_coalesced": gather.coalesced,
-        "_xla_all_gather_coalesced_out": gather.coalesced_out,
-        "_xla_reduce_scatter": scatter.new,
-        "_xla_reduce_scatter_out": scatter.out,
-        "_xla_reduce_scatter_coalesced": scatter.coalesced,
-        "_xla_reduce_scatter_coalesced_out": scatter.coalesced_out,
-        "_xla_all_to_all": all_to_all.new,
-        "_xla_collective_permute": CollectivePermute(peers).new,
-        "_set_all_reduce_token": peers.pin_layouts.set_token,
-    }
-    operators = dynamo.functional_operators(world_size, reduce, gather, scatter, all_to_all)
-    model: dict[str, Callable[..., Any]] = {
-        "_all_gather_using_all_reduce": gather.pinned,
-        "xla_rendezvous": Rendezvous(peers).meet,
-    }
-    return Collectives(xlac, operators, model)
-
-
 THREADS = ("PJRT_NPROC", "NPROC")
 """XLA's CPU client reads these when it starts, in this order, and makes pools of that many
 threads, or of one thread per processor (torch_xla 2.8 and 2.9)."""
@@ -213,27 +164,3 @@ def share_processors(env: MutableMapping[str, str], local_world_size: int) -> No
     if not any(name in env for name in THREADS):
         share = len(os.sched_getaffinity(0)) // local_world_size
         env[THREADS[0]] = str(max(1, share))
-
-
-class Rendezvous:
-    """Sends the payloads of all ranks to all ranks.
-
-    xm.rendezvous, xm.mesh_reduce and xm.do_on_ordinals are built on it.
-    """
-
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
-
-    @dynamo.opaque_to_dynamo
-    def meet(
-        self, payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
-    ) -> list[bytes]:
-        """`xm.xla_rendezvous`: run pending work, wait for all ranks, return their payloads."""
-        if ordinals and len(ordinals) != xr.global_device_count():
-            raise ValueError("Only global rendezvous is supported")
-        if not isinstance(payload, bytes):
-            raise TypeError(f"`payload` must be bytes, not {type(payload)}")
-        torch_xla.sync()
-        call = RankCall("rendezvous", label=repr(tag) if tag else "")
-        wire, world = self.peers.wire, self.peers.world
-        return wire.all_gather_bytes(payload, world, call)

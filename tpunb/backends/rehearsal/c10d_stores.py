@@ -1,4 +1,4 @@
-"""The stores of torch.distributed's process groups in a rehearsal.
+"""The stores of torch.distributed's process groups.
 
 If torch elastic shares its store (TORCHELASTIC_USE_AGENT_STORE), ranks upstream only connect to
 MASTER_PORT: a script that sets another port waits for a server that does not exist, and a second
@@ -29,10 +29,11 @@ from tpunb.backends.rehearsal.wire import Wire
 class ProcessGroupStores:
     """Gives the process groups of one rank their stores.
 
-    Nothing connects to torch elastic's store before the first init_process_group.
+    Nothing connects to torch elastic's store before the first init_process_group. `wire`: that of
+    a rehearsal; None on several hosts, whose ranks meet in the store alone.
     """
 
-    def __init__(self, wire: Wire, agent: Agent) -> None:
+    def __init__(self, agent: Agent, wire: Wire | None) -> None:
         self.world_size = agent.world_size
         self._wire = wire
         self._agent = agent
@@ -82,14 +83,13 @@ class ProcessGroupStores:
         return self.own_keys(world_size, dist.default_pg_timeout)
 
     def _is_of_all(self, world_size: int) -> bool:
-        return world_size == self.world_size and not self._wire.in_child
+        in_child = self._wire is not None and self._wire.in_child
+        return world_size == self.world_size and not in_child
 
     def meet(self, where: str) -> None:
         """Meet on the wire first: unlike a store, it names a missing rank and its line."""
-        with self._wire.exchange(
-            RankCall("init_process_group", detail=where), range(self.world_size)
-        ):
-            pass
+        if self._wire is not None:
+            self._wire.meet(RankCall("init_process_group", detail=where), range(self.world_size))
 
     def own_keys(self, world_size: int, timeout: timedelta) -> Store:
         """The keys of a new process group in the store of the run."""

@@ -82,7 +82,7 @@ def meets_nobody(way: str) -> str:
 def test_mismatch_names_a_rank_missing_in_init_process_group(ranks: Ranks, way: str) -> None:
     for message in ranks.values(meets_nobody, 2, way):
         assert "rank 0: init_process_group, " in message
-        assert "test_process_groups.py: dist.init_process_group(" in message
+        assert "test_xla_process_group.py: dist.init_process_group(" in message
         assert "rank 1: all_reduce sum of float32[3]" in message
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import torch_tpu
 from tests.fakes.machine import FakeMachine
-from tpunb.backends.torchtpu import launch
+from tpunb.backends.torchtpu import launch_variables
 from tpunb.machine import environment
 from tpunb.utils.errors import SetupError
 
@@ -35,18 +35,18 @@ def made(root: Path, chips: int = 8, **env: str) -> dict[str, str]:
 
 
 def test_the_ranks_of_one_host(tmp_path: Path) -> None:
-    found = launch.launch_environment(made(tmp_path), 4)
+    found = launch_variables.launch_environment(made(tmp_path), 4)
     assert found.keys() == set(environment.LAUNCH_VARIABLES)
     assert found[TOPOLOGY] == "2,2,1"
     assert len(set(found[ADDRESSES].split(","))) == 4
-    again = launch.launch_environment(made(tmp_path / "again"), 4)
+    again = launch_variables.launch_environment(made(tmp_path / "again"), 4)
     assert again[SESSION] != found[SESSION]  # a process of its own for every run
     assert SESSION not in os.environ
 
 
 def test_variables_that_are_set_stay(tmp_path: Path) -> None:
     env = made(tmp_path, **{TOPOLOGY: "4,4,1"})
-    assert launch.launch_environment(env, 4).keys() == {ADDRESSES, SESSION}
+    assert launch_variables.launch_environment(env, 4).keys() == {ADDRESSES, SESSION}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_variables_that_are_set_stay(tmp_path: Path) -> None:
 def test_a_run_on_one_host_of_a_cluster_has_its_own_addresses(
     env: dict[str, str], tmp_path: Path
 ) -> None:
-    found = launch.launch_environment(made(tmp_path, **env), 1)
+    found = launch_variables.launch_environment(made(tmp_path, **env), 1)
     assert found[ADDRESSES].startswith("localhost:")
     assert found[TOPOLOGY] == "1,1,1"
 
@@ -63,7 +63,8 @@ def test_a_run_on_one_host_of_a_cluster_has_its_own_addresses(
 def test_the_ranks_of_several_hosts_have_the_same_addresses(tmp_path: Path) -> None:
     hosts = ["10.0.0.2", "10.0.0.3"]
     found = [
-        launch.launch_environment(made(tmp_path / str(node), 4), 4, node, hosts) for node in (0, 1)
+        launch_variables.launch_environment(made(tmp_path / str(node), 4), 4, node, hosts)
+        for node in (0, 1)
     ]
     one, other = (each[ADDRESSES].split(",") for each in found)
     assert one == other
@@ -77,7 +78,7 @@ def test_the_ranks_of_several_hosts_have_the_same_addresses(tmp_path: Path) -> N
 )
 def test_what_torch_tpu_refuses(chips: int, ranks: int, words: str, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=words) as caught:
-        launch.launch_environment(made(tmp_path, chips), ranks)
+        launch_variables.launch_environment(made(tmp_path, chips), ranks)
     assert str(caught.value).startswith(f"torch_tpu cannot start {ranks} ranks on this host: ")
 
 
@@ -98,7 +99,7 @@ def test_a_torch_tpu_that_cannot_be_loaded(
     env = made(tmp_path)
     torch_tpu.install(packages, code)
     with pytest.raises(SetupError, match=words.replace("]", r"\]")):
-        launch.launch_environment(env, 4)
+        launch_variables.launch_environment(env, 4)
 
 
 def test_a_torch_tpu_that_does_not_return(
@@ -106,6 +107,6 @@ def test_a_torch_tpu_that_does_not_return(
 ) -> None:
     env = made(tmp_path)
     torch_tpu.install(packages, "import threading; threading.Event().wait()")
-    monkeypatch.setattr(launch, "PATIENCE", 1.0)
+    monkeypatch.setattr(launch_variables, "PATIENCE", 1.0)
     with pytest.raises(SetupError, match="did not return within 1 s"):
-        launch.launch_environment(env, 4)
+        launch_variables.launch_environment(env, 4)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
-from tpunb.backends.xla import counters, device, loaders, restored_names, runtime
+from tpunb.backends.xla import counters, loaders, restored_names, runtime, xla_device
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
 
@@ -22,7 +22,7 @@ class XlaBackend:
         "torch_xla.distributed.parallel_loader",
         "torch_xla.distributed.xla_multiprocessing",
         "torch_xla.runtime",
-        "tpunb.backends.xla.rehearsal.install",
+        "tpunb.backends.xla.rehearsal.install_xla",
     )
     has_programs = True
 
@@ -40,7 +40,7 @@ class XlaBackend:
 
     def prepare(self, setup: RankSetup) -> None:
         """Choose the rank's chip, or install the rehearsal; count what loops wait for."""
-        device.prepare_device(setup)
+        xla_device.prepare_device(setup)
         runtime.start_before_backward()
         loaders.report_errors()
         loader_waits.count_waits()
@@ -48,11 +48,11 @@ class XlaBackend:
 
     def start(self, setup: RankSetup) -> None:
         """Start the runtime on a TPU."""
-        device.start_device(setup)
+        xla_device.start_device(setup)
 
     def identity(self) -> RankIdentity:
         """The numbers of torch elastic and of torch_xla."""
-        return device.identify_rank()
+        return xla_device.identify_rank()
 
     def counts(self) -> Counts:
         """torch_xla's counters."""

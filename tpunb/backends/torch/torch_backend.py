@@ -10,6 +10,8 @@ from typing import Any
 from tpunb.backends import loader_waits
 from tpunb.backends.base import RankIdentity, RankSetup
 from tpunb.backends.rehearsal import install
+from tpunb.backends.rehearsal.agent import Agent
+from tpunb.backends.rehearsal.c10d_stores import ProcessGroupStores
 from tpunb.backends.torch import accelerators, exchanges
 from tpunb.backends.torch.steps import steps
 from tpunb.runs.heartbeat import Counts
@@ -42,11 +44,11 @@ class TorchBackend:
         return {}
 
     def prepare(self, setup: RankSetup) -> None:
-        """On the CPU, have ranks compare their collectives. Count steps and waits.
+        """On the CPU of one host, have ranks compare their collectives. Count steps and waits.
 
         Each rank sees all GPUs, and takes that of its LOCAL_RANK.
         """
-        if setup.local_world_size < setup.world_size:
+        if setup.hosts > 1:
             addresses.bind_gloo(os.environ)
         if setup.world_size > 1:
             exchanges.watch_exchanges()
@@ -58,9 +60,11 @@ class TorchBackend:
 
     def rehearse(self, setup: RankSetup) -> None:
         """Install what only several ranks on the CPU have."""
-        install.install_rehearsal(
-            setup.rank, setup.world_size, setup.local_rank, setup.local_world_size
-        )
+        if setup.hosts == 1:
+            install.install_rehearsal(setup.rank, setup.world_size)
+        else:
+            agent = Agent.from_environment(setup.rank, setup.world_size, hosts=setup.hosts)
+            ProcessGroupStores(agent, None).install()
 
     def start(self, setup: RankSetup) -> None:
         """Choose this rank's GPU for code that says "cuda" without a number."""

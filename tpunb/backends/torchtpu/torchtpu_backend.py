@@ -10,12 +10,13 @@ from typing import Any
 
 from tpunb.backends import current
 from tpunb.backends.base import RankSetup
-from tpunb.backends.torch.backend import TorchBackend
-from tpunb.backends.torchtpu import launch
+from tpunb.backends.choice import require_one_host
+from tpunb.backends.torch.torch_backend import TorchBackend
+from tpunb.backends.torchtpu import launch_variables
 from tpunb.runs.spec import BackendName, Device
 
-_DEVICE = "tpunb.backends.torchtpu.rehearsal.device"
-_INSTALL = "tpunb.backends.torchtpu.rehearsal.install"
+_DEVICE = "tpunb.backends.torchtpu.rehearsal.rehearsed_device"
+_GROUPS = "tpunb.backends.torchtpu.rehearsal.tpu_dist"
 
 
 class TorchTpuBackend(TorchBackend):
@@ -28,7 +29,7 @@ class TorchTpuBackend(TorchBackend):
         super().warm(device)
         if device == "CPU":
             importlib.import_module(_DEVICE).install()
-            importlib.import_module(_INSTALL).install_process_groups()  # for one rank, too
+            importlib.import_module(_GROUPS).install_process_groups()  # for one rank, too
 
     def fork_problem(self) -> str | None:
         """An opened TPU does not survive a fork. A rehearsed one does: it has no state."""
@@ -42,13 +43,12 @@ class TorchTpuBackend(TorchBackend):
         if current.device() != "TPU":
             return {}
         names = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if hosts > 1 else ()
-        return launch.launch_environment(os.environ, ranks, node_rank, names)
+        return launch_variables.launch_environment(os.environ, ranks, node_rank, names)
 
     def rehearse(self, setup: RankSetup) -> None:
         """Compare the collectives of tensors on "tpu" and on the CPU."""
-        importlib.import_module(_INSTALL).install_rehearsal(
-            setup.rank, setup.world_size, setup.local_rank, setup.local_world_size
-        )
+        require_one_host(self.name, setup.device, setup.hosts)
+        importlib.import_module(_GROUPS).install_rehearsal(setup.rank, setup.world_size)
 
     def start(self, setup: RankSetup) -> None:
         """Do nothing: torch_tpu opens the TPU at its first use."""

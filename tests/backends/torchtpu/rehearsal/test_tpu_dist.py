@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,49 +26,6 @@ def on_each_device(function: Any) -> Any:
 
 
 # -- how groups are made
-
-
-def free_port() -> int:
-    """One that nobody has, below those that sockets get by themselves (from 32768 on)."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-
-
-def meetings(device: str, free: int, folder: str) -> list[float]:
-    rank, world = rehearse_on(device)
-    numbers = {"rank": rank, "world_size": world}
-    found = []
-
-    def summed(**options: Any) -> None:
-        dist.init_process_group(BACKENDS[device], **options)
-        value = torch.tensor([rank + 1.0], device=device)
-        dist.all_reduce(value)
-        found.append(value.item())
-        dist.barrier()
-        dist.destroy_process_group()
-
-    dist.barrier()  # gloo itself lets a rank leave while another one still connects to it
-    dist.destroy_process_group()
-    summed()
-    summed(init_method="env://")
-    for _ in range(2):  # the same place again
-        summed(init_method=f"file://{folder}/meeting", **numbers)
-        summed(init_method=f"tcp://localhost:{free}", **numbers)
-    summed(store=dist.FileStore(f"{folder}/store", world), **numbers)
-    os.environ["MASTER_PORT"] = str(free)
-    summed()
-    return found
-
-
-@on_each_device
-def test_process_groups_meet_in_every_way_one_after_the_other(
-    ranks: Ranks, device: str, tmp_path: Path
-) -> None:
-    found = ranks.values(meetings, 2, device, free_port(), str(tmp_path))
-    assert found == [[3.0] * 8] * 2
 
 
 def connects_last(folder: str) -> bool:

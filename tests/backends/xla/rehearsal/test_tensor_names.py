@@ -10,7 +10,7 @@ def named() -> list[list[str]]:
     import torch
     import torch_xla
 
-    from tpunb.backends.xla.rehearsal import names
+    from tpunb.backends.xla.rehearsal import tensor_names
 
     def number(*tensors: torch.Tensor) -> list[int]:
         return [torch_xla._XLAC._xla_get_tensor_id(tensor) for tensor in tensors]  # type: ignore[attr-defined]
@@ -22,7 +22,7 @@ def named() -> list[list[str]]:
     on_cpu = torch.ones(2)
 
     def inner(p: torch.Tensor) -> list[list[str]]:
-        found = names.TensorNames()
+        found = tensor_names.TensorNames()
         return [
             found.of(number(p, p.grad)),  # type: ignore[arg-type]
             found.of(number(model[1].running_mean, batch["x"])),

@@ -91,9 +91,9 @@ def test_ranks_share_the_processors(ranks: Ranks) -> None:
 
 
 def test_thread_settings_of_the_user_are_kept() -> None:
-    from tpunb.backends.xla.rehearsal import install
+    from tpunb.backends.xla.rehearsal import install_xla
 
-    for said in install.THREADS:
+    for said in install_xla.THREADS:
         env = {said: "7"}
-        install.share_processors(env, 4)
+        install_xla.share_processors(env, 4)
         assert env == {said: "7"}

@@ -1,15 +1,14 @@
-"""Messages between ranks: on one host, small ones over sockets and larger ones in shared memory.
+"""Messages between the ranks of a host: small ones over sockets, larger ones in shared memory.
 
 A gloo message passes through two extra threads in each process, and where ranks share processors,
 each hand-over waits for the scheduler. Here a rank sends and receives by itself (100 all-reduces
 of 10 kB take half the processor time). Large messages go over gloo, which reduces them in fewer
-steps. Between hosts gloo, over TCP, carries all of them.
+steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import os
 import select
@@ -17,14 +16,14 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from tpunb.backends.rehearsal.buffers import ALIGNMENT, memory
+from tpunb.backends.rehearsal.buffers import ALIGNMENT
 
 INLINE = 1 << 12
 """Bytes of a socket message, at most. A rank may be one message ahead: both fit into a socket."""
@@ -35,17 +34,13 @@ _CREDENTIALS = struct.Struct("iII")
 """struct ucred: pid, uid, gid."""
 
 
-def _room(members: int) -> int:
-    return SHARED // members // ALIGNMENT * ALIGNMENT
-
-
 class Mesh:
     """One rank's sockets to the others of a group, and the shared memory of each."""
 
     def __init__(self, rank: int, members: Sequence[int]) -> None:
         self.address = f"tpunb-{uuid.uuid4().hex}"
         """An abstract socket address: it is not a file, and ends with the process."""
-        self.room = _room(len(members))
+        self.room = SHARED // len(members) // ALIGNMENT * ALIGNMENT
         """Bytes of a rank's payload, at most."""
         self._rank = rank
         self._members = members
@@ -206,106 +201,26 @@ _GLOO: Any = ProcessGroupGloo
 """Untyped, because the type stubs lack members that this module uses (torch 2.9)."""
 
 
-class GlooMesh:
-    """A Mesh between hosts: gloo gathers the headers, then the payloads if all of them fit."""
-
-    def __init__(self, backend: Any, members: Sequence[int]) -> None:
-        self.room = _room(len(members))
-        """Bytes of a rank's payload, at most. As on one host, so that sums are equal bit for bit:
-        only payloads up to this size are added in the order of the ranks."""
-        self._backend = backend
-        self._members = {member: index for index, member in enumerate(members)}
-        self._frames: list[torch.Tensor] = []
-        self._payloads: list[torch.Tensor] = []
-
-    def send(self, header: bytes, payload: torch.Tensor | None, timeout: float) -> GlooArrival:
-        """Send to all, and receive from them. The group's own time-out applies."""
-        size = 0 if payload is None else payload.numel() * payload.itemsize
-        frame = torch.frombuffer(bytearray(_SIZE.pack(size) + header), dtype=torch.uint8)
-        return GlooArrival(self._gather(frame, self._frames), lambda: self._send(payload))
-
-    def _send(self, payload: torch.Tensor | None) -> Any:
-        """Start gathering the payloads, once the sizes have arrived; None if nothing is sent."""
-        most = max(_SIZE.unpack_from(frame.numpy().data)[0] for frame in self._frames)
-        if not 0 < most <= self.room:
-            self._payloads = [_NOTHING] * len(self._members)
-            return None
-        padded = memory.empty(math.ceil(most / ALIGNMENT) * ALIGNMENT, torch.uint8)
-        if payload is not None:
-            own = payload.view(torch.uint8)
-            padded[: own.numel()] = own
-        return self._gather(padded, self._payloads)
-
-    def _gather(self, flat: torch.Tensor, received: list[torch.Tensor]) -> Any:
-        gathered = memory.empty(len(self._members) * flat.numel(), torch.uint8)
-        received[:] = gathered.split(flat.numel())
-        return self._backend._allgather_base(gathered, flat)
-
-    def header(self, member: int) -> memoryview:
-        """The header received from a rank."""
-        return self._frames[self._members[member]].numpy().data[_SIZE.size :]
-
-    def part(self, member: int, size: int, header: int) -> torch.Tensor:
-        """The payload of a rank. Valid until the next message."""
-        return self._payloads[self._members[member]][:size]
-
-
-_SIZE = struct.Struct("<q")
-"""Precedes a header between hosts: bytes of the payload."""
-_NOTHING = torch.empty(0, dtype=torch.uint8)
-
-
-class GlooArrival:
-    """An Arrival over gloo: the headers, then the payloads, sent once all headers have arrived."""
-
-    def __init__(self, headers: Any, then: Callable[[], Any]) -> None:
-        self._work = headers
-        self._then: Callable[[], Any] | None = then
-        self._failed = False
-
-    def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait for all. Raises RuntimeError if one does not arrive in time, or a rank has ended."""
-        while self._work is not None:
-            try:
-                self._work.wait(*(() if timeout is None else (timeout,)))
-            except RuntimeError:
-                if not self._work.is_completed():
-                    raise
-                self._failed = True
-                self._work.wait()  # raises again, or has completed since
-                self._failed = False
-            self._work = None if self._then is None else self._then()
-            self._then = None
-
-    def is_completed(self) -> bool:
-        """True if it has failed or all messages have arrived."""
-        return self._failed or self._work is None
-
-
 class Group:
     """Ranks that are connected with each other: by a mesh, and by gloo as soon as it is needed."""
 
     def __init__(
-        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store
+        self, name: str, members: tuple[int, ...], pids: dict[int, int], store: Store, mesh: Mesh
     ) -> None:
         self.name = name
         self.members = members
         self.pids = pids
         self.store = store
-        self.mesh: Mesh | GlooMesh
-        """Only set once the ranks are connected."""
+        self.mesh = mesh
         self.backend: Any = None
         """The ProcessGroupGloo, or None before `connect_gloo`."""
         self.exchanges = 0
         """The number of exchanges so far; equal on all ranks."""
 
-    def connect_gloo(self, rank: int, address: str, timeout: float) -> None:
-        """Connect by gloo, as all members must, in milliseconds. RuntimeError after `timeout` s.
-
-        `address`: the address of this host for the other members.
-        """
+    def connect_gloo(self, rank: int, timeout: float) -> None:
+        """Connect by gloo, as all members must, in milliseconds. RuntimeError after `timeout` s."""
         options = _GLOO._Options()
-        options._devices = [_GLOO.create_device(hostname=address)]
+        options._devices = [_GLOO.create_device(hostname="127.0.0.1")]
         options._threads = 1
         options._timeout = timedelta(seconds=timeout)
         with _without_gloo_lines():

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.choice import require_one_host
 from tpunb.backends.xla import runtime, spmd, topology
 from tpunb.runs import heartbeat
 from tpunb.utils import addresses, env_vars
@@ -21,7 +22,7 @@ def prepare_device(setup: RankSetup) -> None:
     """
     world_size, local_world_size = setup.world_size, setup.local_world_size
     if setup.device == "TPU":
-        if local_world_size < world_size:
+        if setup.hosts > 1:
             addresses.bind_gloo(os.environ)
         if setup.spmd is None or (setup.spmd == 1 and world_size == 1):
             take_chip(setup.local_rank, local_world_size, world_size)
@@ -34,11 +35,10 @@ def prepare_device(setup: RankSetup) -> None:
     spmd.prepare_spmd()
     if world_size > 1:
         from tpunb.backends.rehearsal.install import FOREVER
-        from tpunb.backends.xla.rehearsal.install import install_rehearsal
+        from tpunb.backends.xla.rehearsal.install_xla import install_rehearsal
 
-        # The supervisor, which knows where all ranks are, ends a run without activity. Waiting for
-        # a rank that is active may be intended, however long it takes.
-        install_rehearsal(setup.rank, world_size, setup.local_rank, local_world_size, FOREVER)
+        require_one_host("xla", setup.device, setup.hosts)
+        install_rehearsal(setup.rank, world_size, FOREVER)
         spmd.refuse_in_ranks()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def meshes() -> list[Any]:
-    from tpunb.backends.rehearsal.transport import Mesh
+    from tpunb.backends.rehearsal.mesh import Mesh
 
     return [Mesh(rank, [0, 1]) for rank in (0, 1)]
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tpunb.backends.rehearsal.distributed import TensorKind, install_collectives
-from tpunb.backends.torchtpu.rehearsal.device import to_cpu
+from tpunb.backends.rehearsal import install
+from tpunb.backends.rehearsal.distributed import CPU, TensorKind, install_collectives
+from tpunb.backends.torchtpu.rehearsal.rehearsed_device import to_cpu
 
 BACKENDS = ("tpu_dist", "tpu")
 MISSING = ("reduce_", "allreduce_coalesced_", "allgather_coalesced_", "recv_any_source_")
@@ -50,6 +51,15 @@ def install_process_groups() -> None:
         dist.Backend.register_backend(name, _create_backend, devices=["tpu"])
     install_collectives(tpu_tensors())
     _prepare_ddp()
+
+
+def install_rehearsal(rank: int, world_size: int, **options: Any) -> None:
+    """As `tpunb.backends.rehearsal.install.install_rehearsal`, also for tensors on "tpu".
+
+    The rehearsed device must have been installed.
+    """
+    install_process_groups()
+    install.install_rehearsal(rank, world_size, kinds=(CPU, tpu_tensors()), **options)
 
 
 def _create_backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
