@@ -33,6 +33,7 @@ TITLES = {
     "break": r"torch.compile (breaks|does not compile)",
     "read": r"reads a value from the device",
     "transfer": r"moves the same .* MB to the device",
+    "gap": r"is not implemented for TPUs|on TPUs",
     "gradients": r"no gradient at any step",
     "device": r"on the CPU, not on the (TPU|GPU)|the optimizer changes .* on the CPU",
     "zero_grad": r"gradients are never set to zero",
@@ -207,6 +208,41 @@ for step in range(3):
         "x = data.to(device)  #! transfer\nloss = model(x).square().mean()",
         before="data = rows()\n",
     ),
+    # -- operators
+    "smooth_l1_loss": _loop(
+        "x = rows().to(device)\nloss = F.smooth_l1_loss(model(x), y)  #! gap",
+        before="y = torch.zeros(16, 2, device=device)\n",
+    ),
+    "an operator in a module": """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return F.mish(self.linear(x))  #! gap
+
+model = Net().to(device)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(3):
+    loss = model(rows().to(device)).square().mean()
+"""
+    + _update(),
+    "multinomial": _loop(
+        "x = rows().to(device)\nout = model(x)\n"
+        "drawn = torch.multinomial(out.detach().softmax(1), 1)  #! gap\n"
+        "loss = out.gather(1, drawn).square().mean()"
+    ),
+    "resizing with antialias": _loop(
+        "image = F.interpolate(images, size=(4, 4), mode='bilinear', antialias=True)  #! gap\n"
+        "loss = model(image.reshape(-1, 6)[:4]).square().mean()",
+        before="images = torch.randn(3, 2, 8, 8, device=device)\n",
+    ),
+    "resizing to the same size": _loop(
+        "image = F.interpolate(images, size=(8, 8), mode='bilinear')  #! gap\n"
+        "loss = model(image.reshape(-1, 6)[:4]).square().mean()",
+        before="images = torch.randn(3, 2, 8, 8, device=device)\n",
+    ),
     # -- gradients
     "never zero": _loop(_PLAIN)
     .replace("    opt.zero_grad()\n", "")
@@ -261,6 +297,24 @@ for step in range(4):
     loss = model(rows().to(device)).square().mean()
 """
     + _update("reduction"),
+    "reduce": """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("tpu_dist")
+model, opt = make()
+model = DistributedDataParallel(model)
+for step in range(4):
+    loss = model(rows().to(device)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    total = loss.detach().clone()
+    try:
+        dist.reduce(total, 0)  #! gap
+    except RuntimeError as error:  # TorchTPU refuses it; the cell trains on, to be reported
+        print(error)
+""",
 }
 
 NOT_FINITE: dict[str, str] = {

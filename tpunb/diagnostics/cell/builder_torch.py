@@ -69,6 +69,7 @@ class TorchReportBuilder(ReportBuilder):
             *self._piling_up(),
             *self._still(),
             *self._left_out(),
+            *self._lacking(),
             *self._unreduced(),
             *self._recompiled_functions(),
             *self._broken_graphs(),
@@ -213,6 +214,16 @@ class TorchReportBuilder(ReportBuilder):
             count = f"{operations} operation{'s' if operations > 1 else ''}"
             what, fix, at = self._why(programs[0].cause, programs[0], reason.place)
             yield Issue("recompiled", f"recompiled at {steps} ({count}): {what}", self._at(at), fix)
+
+    def _lacking(self) -> Iterator[Issue]:
+        for gap in self._recorder.gaps.values():
+            yield Issue(
+                "gap",
+                f"{gap.name.strip('_')}() {gap.problem}",
+                self._at(gap.place),
+                gap.instead,
+                math.inf,
+            )
 
     def _moved_again(self) -> Iterator[Issue]:
         for transfer in self._recorder.transfers.values():

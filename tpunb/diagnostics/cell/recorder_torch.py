@@ -19,10 +19,11 @@ import torch
 from tpunb.backends.engine_watch import EngineWatch
 from tpunb.backends.torch.compilations import CompileWatch
 from tpunb.backends.torch.inside import TorchDispatchMode, version_of
+from tpunb.backends.torchtpu.gaps import find_gap
 from tpunb.diagnostics.cell import frames, operations
 from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.operations import Op, Shape, find_change
-from tpunb.diagnostics.cell.recorder import Compilation, LineStats, Recorder
+from tpunb.diagnostics.cell.recorder import Compilation, LineKey, LineStats, Recorder
 from tpunb.utils.patching import Replacements
 
 _READING = ("_local_scalar_dense", "equal")
@@ -32,6 +33,14 @@ _OVERWRITING = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_")
 _Key = tuple[str, SourceLine | None, bool]
 _Signature = tuple[tuple[Shape, ...], tuple[Shape, ...]]
 """The shapes of an operator's tensors and of its results."""
+
+
+@dataclass
+class GapStats(LineStats):
+    """An operator that a TPU does not have, or not in this way."""
+
+    problem: str = ""
+    instead: str = ""
 
 
 @dataclass
@@ -55,7 +64,7 @@ class Started:
 
 
 class TorchRecorder(Recorder, TorchDispatchMode):
-    """The recorder of cells without torch_xla."""
+    """The recorder of cells without torch_xla. `on_tpu`: they are written for TorchTPU."""
 
     # Higher-order operators, as of torch.cond, would raise an error otherwise.
     supports_higher_order_operators = True
@@ -65,8 +74,12 @@ class TorchRecorder(Recorder, TorchDispatchMode):
         """Without it, torch.compile would leave all functions as they are below this mode."""
         return True
 
-    def __init__(self, files: Container[str], stop_after: int | None = None) -> None:
+    def __init__(
+        self, files: Container[str], stop_after: int | None = None, *, on_tpu: bool = False
+    ) -> None:
         super().__init__(files, stop_after)
+        self._on_tpu = on_tpu
+        self.gaps: dict[LineKey, GapStats] = {}
         self.transfers: dict[SourceLine | None, Transfer] = {}
         self.started: list[Started] = []
         self.overwritten: set[int] = set()
@@ -139,6 +152,8 @@ class TorchRecorder(Recorder, TorchDispatchMode):
             self._leave_tail()
         self._ran.setdefault(place, self.step)
         given = operations.describe_arguments(args, kwargs)
+        if self._on_tpu and operations.on_device(given):
+            self._note_gap(namespace, name, place, args)
         called = time.perf_counter()
         result = func(*args, **kwargs)
         ended = time.perf_counter()
@@ -210,6 +225,16 @@ class TorchRecorder(Recorder, TorchDispatchMode):
         cause = find_change(op, signature, before)
         if cause is not None:
             self.compilations.append(Compilation(op.place, step, 0.0, 1, cause, earlier[before]))
+
+    # -- what a TPU does not have
+
+    def _note_gap(
+        self, namespace: str, name: str, place: SourceLine | None, args: tuple[Any, ...]
+    ) -> None:
+        gap = find_gap(namespace, name, args)
+        if gap is not None:
+            stats = self.gaps.setdefault((name, place), GapStats(name, place, 0, 0.0, set(), *gap))
+            stats.add(self.step, 0.0)
 
     # -- torch.compile, backward passes and steps
 

@@ -56,7 +56,7 @@ def watch(
 
     `stack` ends the recording. `on_tpu`: the cell is written for TorchTPU.
     """
-    recorder = TorchRecorder(places.files, steps)
+    recorder = TorchRecorder(places.files, steps, on_tpu=on_tpu)
     gradients = _TorchGradients(recorder, places.files, namespace)
     gradients.on_tpu = on_tpu
     updates = Updates(recorder)
