@@ -17,7 +17,7 @@ def test_an_entry_is_an_operator_of_torch(name: str) -> None:
 
 
 def test_collectives_are_those_that_the_rehearsal_refuses() -> None:
-    from tpunb.backends.torchtpu.rehearsal.process_groups import MISSING
+    from tpunb.backends.torchtpu.rehearsal.tpu_dist import MISSING
 
     assert set(COLLECTIVES) == set(MISSING)
 
