@@ -79,7 +79,6 @@ NAVIGATION = {
     "CONTRIBUTING": [
         "docs/architecture",
         "docs/diagnose",
-        "docs/upstream",
         "docs/words",
         "SECURITY",
         "CHANGELOG",
