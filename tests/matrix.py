@@ -4,7 +4,7 @@
 
 One after the other, each in a virtual environment of its own that is removed afterwards (9 GB,
 for the time being), with the wheel as users install it. In each, one kernel does everything that
-tests/drivers/tour.py has. Prints a row of the table in docs/setup.md for each.
+tests/drivers/tour.py has. Prints a row of a table for each.
 
 Colab and Kaggle: from the lists that they publish, as of the commits below. They are downloaded, or
 taken from FOLDER. `--preludes`: also fork after what preludes do with each library that is there

@@ -74,7 +74,6 @@ NAVIGATION = {
         "docs/reference/tpunb",
         "docs/reference/training",
         "docs/reference/errors",
-        "docs/reference/options",
     ],
     "CONTRIBUTING": [
         "docs/architecture",

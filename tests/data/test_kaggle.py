@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -168,10 +167,3 @@ def test_no_secret_is_shown_or_kept(
     for secret in (kaggle.key, SECRET, "5ec2e7", kaggle.login.split()[1]):
         assert secret not in seen
         assert secret.encode() not in kept
-
-
-def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).parents[2] / "docs/data.md"
-    [code] = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    exec(code, {})
-    assert capsys.readouterr().out == "['KAGGLE_API_ENVIRONMENT', 'http_proxy']\n"

@@ -68,7 +68,6 @@ def test_bash_blocks_run(tmp_path: Path) -> None:
     for cell in (train_cell := nbformat.from_dict(notebook)).cells[:1]:
         cell.source += "; lr = 1"
     nbformat.write(train_cell, tmp_path / "train.ipynb")
-    nbformat.write(notebook_of(["import torch_xla.core.xla_model as xm"]), tmp_path / "old.ipynb")
     (tmp_path / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     commands = [
