@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from types import ModuleType
@@ -60,6 +61,13 @@ def save_value(value: Any, path: Path) -> None:
         if isinstance(error.__context__, OSError | KeyboardInterrupt):
             raise error.__context__ from None
         raise
+
+
+def pickle_value(value: Any) -> bytes:
+    """Return the bytes that `save_value` writes."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=_pickle_module())
+    return buffer.getvalue()
 
 
 def describe_type(value: object) -> str:
