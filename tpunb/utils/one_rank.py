@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 
-def set_variables() -> None:
-    """Set what torchrun sets for one process: `init_process_group()` then makes a group of one.
 
-    Does nothing if the environment is that of a launcher, which may have started several.
-    """
+def set_variables() -> None:
+    """Set what torchrun sets for one process, unless a launcher has started this one."""
     launched = "RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR TPUNB_RUN".split()
     sizes = "NNODES OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS".split()
     if any(map(os.environ.get, launched)) or any(os.environ.get(n, "1") != "1" for n in sizes):

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 
 from tpunb.backends.pickling import pickle_value
 
@@ -73,7 +74,7 @@ def _from_rank_0(data: bytes, rank: int, world_size: int) -> bytes:
     _calls += 1
     key = f"train cell {_calls}"
     patience = datetime.timedelta(days=30)
-    store, _, _ = next(distributed.rendezvous("env://", timeout=patience))
+    store, _, _ = next(rendezvous("env://", timeout=patience))
     if rank == 0:
         for at in range(0, len(data), _SIZE):
             store.set(f"{key}/{at}", data[at : at + _SIZE])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import groupby

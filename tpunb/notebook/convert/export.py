@@ -64,9 +64,7 @@ def place_for_preparing(trees: Sequence[ast.Module]) -> tuple[int, int] | None:
 
 def is_setup(node: ast.stmt) -> bool:
     """True if a statement at the top level of a cell was a setup line."""
-    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith(
-        "os.environ["
-    ):
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("os.environ["):
         return True
     if not isinstance(node, ast.Expr | ast.Assign):
         return False

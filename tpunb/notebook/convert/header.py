@@ -135,7 +135,7 @@ def _helpers() -> tuple[list[str], dict[str, str]]:
     head, *texts = HELPERS.read_text(encoding="utf-8").rstrip().split("\n\n\n")
     one_process = inspect.getsource(one_rank.set_variables).rstrip()
     texts.append(one_process.replace("set_variables() -> None", f"{ONE_RANK}()"))
-    named = {_NAME.match(text)[1]: re.sub("  # noqa.*", "", text) for text in texts}  # type: ignore[index]
+    named = {_NAME.match(text)[1]: text for text in texts}  # type: ignore[index]
     return [line for line in head.split("\n") if line.startswith("import ")], named
 
 

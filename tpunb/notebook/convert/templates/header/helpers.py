@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import shlex
+import site
 import subprocess
 import sys
 
@@ -38,16 +39,14 @@ def _tpunb_setup_output(command):
     """Run `x = !command`; return the lines that it writes."""
     lines = _tpunb_setup_shell(command, keep="out and err")[0].splitlines()
     try:
-        from IPython.utils.text import SList
+        from IPython.utils.text import SList as lines_type
     except ImportError:
-        SList = type("SList", (list,), {"s": property(" ".join), "n": property("\n".join)})
-    return SList(lines)
+        lines_type = type("SList", (list,), {"s": property(" ".join), "n": property("\n".join)})
+    return lines_type(lines)
 
 
 def _tpunb_setup_install(command):
     """Install packages for this Python, or end the script."""
-    import site
-
     pip = command.startswith("pip ")
     _tpunb_setup_shell(f"'{sys.executable}' -m {command}" if pip else command, must=True)
     for folder in (*site.getsitepackages(), site.getusersitepackages()):
@@ -55,16 +54,13 @@ def _tpunb_setup_install(command):
 
 
 def _tpunb_setup_shell(command, *, keep="", must=False, text=""):
-    """Run a `!command`, or a program with a text, such as `%%bash`; return the streams to `keep`.
-
-    As in a notebook, the script goes on if it fails, unless it `must` not.
-    """
+    """Run a `!command`, or a program with a text (`%%bash`). Return the streams to `keep`."""
 
     def run():
         env, pipe = dict(os.environ), subprocess.PIPE
         if not _TPUNB_STATE["training"]:  # it is for all ranks, and `python` is that of this script
-            names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
-            env = {name: env[name] for name in env.keys() - {*names, "TORCHELASTIC_RUN_ID"}}
+            names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
+            env = {name: env[name] for name in env.keys() - names - {"TORCHELASTIC_RUN_ID"}}
             env["PATH"] = os.path.dirname(sys.executable) + ":" + env.get("PATH", os.defpath)
         options = {"env": env, "input": text, "encoding": "utf-8", "errors": "replace"}
         options["stdout"] = pipe if "out" in keep else None
@@ -72,15 +68,16 @@ def _tpunb_setup_shell(command, *, keep="", must=False, text=""):
         if isinstance(command, str):
             options |= {"shell": True, "executable": env.get("SHELL")}
         sys.stdout.flush()
-        done = subprocess.run(command, **options)
+        done = subprocess.run(command, check=False, **options)
         return [done.returncode, done.stdout, done.stderr]
 
     status, *streams = _tpunb_setup_once([command, text], run, needed=bool(keep))
     if status and must:
         raise RuntimeError(f"the command ended with status {status}")
-    if status and not _TPUNB_STATE["training"] and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"line {sys._getframe(1).f_lineno}: ended with status {status}", file=sys.stderr)
-    globals()["_exit_code"] = status if status <= 128 else 128 - status  # as IPython has it
+    if not keep:
+        if status and not _TPUNB_STATE["training"] and os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"line {sys._getframe(1).f_lineno}: ended with status {status}", file=sys.stderr)
+        globals()["_exit_code"] = status if status <= 128 else 128 - status  # as IPython has it
     return streams
 
 
@@ -95,10 +92,7 @@ def _tpunb_setup_file(path, mode, text):
 
 
 def _tpunb_setup_once(what, do, needed=False):
-    """Call `do` in one rank of each host, and return its result in all; in a train cell in each.
-
-    The others wait at a file in the folder that torchrun has made for these ranks.
-    """
+    """Call `do` in one rank of each host, for all; they meet in the folder of torchrun's logs."""
     training, done = _TPUNB_STATE["training"], _TPUNB_STATE["done"]
     if done and not training and not needed:
         return [0, "", ""]
@@ -228,7 +222,7 @@ def _tpunb_timeit(*names, setup="", makes=()):
     def run():
         own, kept = globals(), {*names, *makes}
         before = {name: own[name] for name in kept if name in own}
-        exec(setup, own)
+        exec(setup, own)  # noqa: S102
         try:
             yield [own.get(name) for name in makes]
         finally:
@@ -243,10 +237,10 @@ def _tpunb_run_notebook(path):
     """Run the code cells of another notebook in this namespace, as `%run` does."""
     import linecache
 
-    for place, source in _TPUNB_NOTEBOOKS[path]:
+    for place, source in globals()["_TPUNB_NOTEBOOKS"][path]:
         lines = [f"{line}\n" for line in source.split("\n")]
         linecache.cache[place] = (len(source), None, lines, place)
-        exec(compile(source, place, "exec", dont_inherit=True), globals())
+        exec(compile(source, place, "exec", dont_inherit=True), globals())  # noqa: S102
 
 
 def _tpunb_run_file(path, *arguments, name="__main__", shared=False):
@@ -258,7 +252,7 @@ def _tpunb_run_file(path, *arguments, name="__main__", shared=False):
     sys.path.insert(0, folder)
     try:
         with open(path, "rb") as file:
-            exec(compile(file.read(), path, "exec", dont_inherit=True), names)
+            exec(compile(file.read(), path, "exec", dont_inherit=True), names)  # noqa: S102
     except SystemExit as error:
         if error.code:
             raise
