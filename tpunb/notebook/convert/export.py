@@ -37,12 +37,13 @@ def calls_of_script(
 
     `arguments` are those of `standalone.prepare`. Either call may be ''.
     """
-    if tpunb:
-        return "", f"_tpunb_prepare({arguments})"
     if spmd:
-        return "", ""
+        return "", f"_tpunb_prepare({arguments})" if tpunb else ""
     xla = written_for(sources) == "xla"
-    first = f"{ONE_RANK}()" if not xla or any(map(_GROUP.search, sources)) else ""
+    groups = any(map(_GROUP.search, sources)) or not (xla or tpunb)
+    first = f"{ONE_RANK}()" if groups else ""
+    if tpunb:
+        return first, f"_tpunb_prepare({arguments})"
     return first, "_tpunb_join_ranks()" if xla else ""
 
 

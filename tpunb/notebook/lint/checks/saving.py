@@ -134,7 +134,7 @@ def _changes_files(notebook: NotebookIndex, site: Site) -> str:
         given = body
     nodes = list(ast.walk(given))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    text = next((text.strip() for text in texts if isinstance(text, str)), "")
+    text = next((text.strip() for text in texts if isinstance(text, str) and text.strip()), "")
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
     filled_in = [node for node in nodes if isinstance(node, ast.Name) and node not in called]
     same = all(constant(notebook, name, site) is not ... for name in filled_in)

@@ -39,10 +39,11 @@ def _tpunb_setup_output(command):
     """Run `x = !command`; return the lines that it writes."""
     lines = _tpunb_setup_shell(command, keep="out and err")[0].splitlines()
     try:
-        from IPython.utils.text import SList as lines_type
+        from IPython.utils.text import SList
+
+        return SList(lines)
     except ImportError:
-        lines_type = type("SList", (list,), {"s": property(" ".join), "n": property("\n".join)})
-    return lines_type(lines)
+        return type("SList", (list,), {"s": property(" ".join), "n": property("\n".join)})(lines)
 
 
 def _tpunb_setup_install(command):
