@@ -193,7 +193,7 @@ def test_no_name_that_a_script_adds_can_be_one_of_the_notebooks(
     assert len(ours) > 5
     others = [name for name in ours if not name.lower().startswith("_tpunb")]
     # Modules, which a notebook imports under the same name.
-    assert set(others) <= {*"ast fcntl hashlib os shlex site subprocess sys".split()}
+    assert set(others) <= {*"ast fcntl hashlib os shlex signal site subprocess sys".split()}
 
 
 def test_the_header_says_what_it_is() -> None:

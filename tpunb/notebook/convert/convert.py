@@ -323,6 +323,7 @@ class Conversion:
             code="\n".join(self.sources),
             prepare=None if self.export else self.arguments,
             calls=self.calls,
+            done=not self.files.setup,
         )
 
 
@@ -637,13 +638,14 @@ def prepare_for_export(conversion: Conversion) -> None:
     run = conversion.run
     omissions = [omission for _, omission in conversion.omissions]
     conversion.requirements += find_requirements(run, omissions, conversion.files.folders)
+    place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])
     first, call = export_.calls_of_script(
         run.sources,
+        [] if place is None else run.sources[: place[0] + 1],
         tpunb=conversion.needs_tpunb,
         spmd=conversion.spmd is not None,
         arguments=conversion.arguments,
     )
-    place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])
     if call and place is not None:
         cell = conversion.code[place[0]]
         lines = cell.source.split("\n")

@@ -31,17 +31,18 @@ def _hands_on(source: str) -> bool:
 
 
 def calls_of_script(
-    sources: Sequence[str], *, tpunb: bool, spmd: bool, arguments: str
+    sources: Sequence[str], above: Sequence[str], *, tpunb: bool, spmd: bool, arguments: str
 ) -> tuple[str, str]:
     """Return the calls that make the script's process a rank: at its top, and before it trains.
 
-    `arguments` are those of `standalone.prepare`. Either call may be ''.
+    `above`: the sources above the second. `arguments` are those of `standalone.prepare`. Either
+    call may be ''.
     """
     if spmd:
         return "", f"_tpunb_prepare({arguments})" if tpunb else ""
     xla = written_for(sources) == "xla"
-    groups = any(map(_GROUP.search, sources)) or not (xla or tpunb)
-    first = f"{ONE_RANK}()" if groups else ""
+    groups = any(map(_GROUP.search, above if tpunb else sources))
+    first = f"{ONE_RANK}()" if groups or not (xla or tpunb) else ""
     if tpunb:
         return first, f"_tpunb_prepare({arguments})"
     return first, "_tpunb_join_ranks()" if xla else ""

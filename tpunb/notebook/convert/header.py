@@ -88,6 +88,7 @@ def header_text(
     code: str = "",
     prepare: str | None = None,
     calls: Sequence[str] = (),
+    done: bool = True,
 ) -> str:
     """Return the header, with a newline at its end.
 
@@ -95,7 +96,7 @@ def header_text(
     the cells of notebooks that `%run` runs; `spmd` is True if one process drives all cores;
     `notes` are lines for the reader. The header defines the helpers that `code` uses. `prepare`:
     the arguments with which a run's script prepares its process; None for an exported script,
-    which does it by `calls` of helpers.
+    which does it by `calls` of helpers. `done`: the lines above the train cell have run.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     how = SPMD if spmd else RANKS
@@ -107,8 +108,9 @@ def header_text(
     helpers = functions("\n".join([code, *calls]))
     if prepare is not None:
         parts.append(PREPARE.format(arguments=prepare))
-        # The lines above the train cell have run in the notebook.
-        helpers = f"\n{helpers}".replace(_DONE, '"done": True') if helpers else ""
+        helpers = f"\n{helpers}" if helpers else ""
+    if done:
+        helpers = helpers.replace(_DONE, '"done": True')
     parts += [helpers, "\n" * bool(calls), *(f"{call}\n" for call in calls)]
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import shlex
+import signal
 import site
 import subprocess
 import sys
@@ -63,14 +64,19 @@ def _tpunb_setup_shell(command, *, keep="", must=False, text=""):
             names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
             env = {name: env[name] for name in env.keys() - names - {"TORCHELASTIC_RUN_ID"}}
             env["PATH"] = os.path.dirname(sys.executable) + ":" + env.get("PATH", os.defpath)
-        options = {"env": env, "input": text, "encoding": "utf-8", "errors": "replace"}
+        options = {"env": env, "stdin": pipe, "encoding": "utf-8", "errors": "replace"}
         options["stdout"] = pipe if "out" in keep else None
         options["stderr"] = subprocess.STDOUT if "and" in keep else pipe if "err" in keep else None
         if isinstance(command, str):
             options |= {"shell": True, "executable": env.get("SHELL")}
         sys.stdout.flush()
-        done = subprocess.run(command, check=False, **options)
-        return [done.returncode, done.stdout, done.stderr]
+        with subprocess.Popen(command, start_new_session=True, **options) as process:
+            try:
+                out, err = process.communicate(text)
+            except BaseException:  # an interrupt ends all that it has started
+                os.killpg(process.pid, signal.SIGTERM)
+                raise
+        return [process.returncode, out, err]
 
     status, *streams = _tpunb_setup_once([command, text], run, needed=bool(keep))
     if status and must:
