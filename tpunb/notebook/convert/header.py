@@ -138,7 +138,7 @@ def _helpers() -> tuple[list[str], dict[str, str]]:
     one_process = inspect.getsource(one_rank.set_variables).rstrip()
     texts.append(one_process.replace("set_variables() -> None", f"{ONE_RANK}()"))
     named = {_NAME.match(text)[1]: text for text in texts}  # type: ignore[index]
-    return [line for line in head.split("\n") if line.startswith("import ")], named
+    return [line for line in head.split("\n") if line.split()[:1] == ["import"]], named
 
 
 def _notebook_cells(notebooks: Mapping[str, Sequence[tuple[str, str]]]) -> str:

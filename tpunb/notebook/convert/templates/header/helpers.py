@@ -49,7 +49,7 @@ def _tpunb_setup_output(command):
 
 def _tpunb_setup_install(command):
     """Install packages for this Python, or end the script."""
-    pip = command.startswith("pip ")
+    pip = command.split()[0] == "pip"
     _tpunb_setup_shell(f"'{sys.executable}' -m {command}" if pip else command, must=True)
     for folder in (*site.getsitepackages(), site.getusersitepackages()):
         site.addsitedir(folder)  # it may be new, or have packages in development mode
