@@ -7,10 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
-from tests.notebook.convert.test_export import ON_A_TPU, Ranks, exported, ranks
-from tpunb.notebook.convert.export import functions
+from tests.notebook.convert.test_export import Ranks, exported, ranks
+from tpunb.notebook.convert.header import functions
 
 
 def test_a_package_is_installed_for_this_interpreter_and_found(
@@ -38,20 +36,23 @@ def test_a_package_is_installed_for_this_interpreter_and_found(
     assert all(str(tmp_path / "venv") in done.stdout for done in ended)
 
 
-def test_launch_imported_by_its_name(ranks: Ranks) -> None:
-    script = exported(
-        "from tpunb import launch as go, log",
-        "def f(x):\n    log(step=1, loss=x)\n    return x + 1",
-        "print(go(f, (1,)).returns)",
-    )
-    assert not script.requirements
-    (done,) = ranks.run(script, 1)
-    assert done.stdout == "step 1 · loss 1\n{'value': 2}\n"
+ON_A_TPU = """
+import os, torch.distributed as dist, torch_xla
+os.environ.update(PJRT_DEVICE="TPU", RANK="6", WORLD_SIZE="8")
+# This machine has none: what torch would do on one is only recorded.
+dist.init_process_group = lambda *args, **kwargs: print("joined", args, kwargs)
+dist.destroy_process_group = lambda: print("left")
+_tpunb_join_ranks()
+import torch_xla.distributed.xla_multiprocessing as xmp
+torch_xla.launch(lambda *args: print(args), args=("a",))
+xmp.spawn(lambda *args: print(args), args=("b",), nprocs=8, start_method="fork")
+"""
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_without_tpunb_a_rank_joins_the_others_on_a_tpu_and_launchers_call_here() -> None:
-    code = f"{functions('_tpunb_launch_here')}\n{ON_A_TPU}"
+def test_without_tpunb_a_rank_joins_the_others_on_a_tpu_and_launchers_call_here(
+    starts_processes: None,
+) -> None:
+    code = f"{functions(ON_A_TPU)}\n{ON_A_TPU}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "joined ('xla',) {'init_method': 'xla://'}",

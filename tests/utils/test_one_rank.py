@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tpunb.utils import one_rank
-
-ONE = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -30,17 +26,7 @@ def variables_of_torchrun() -> set[str]:
     return set((text + "TORCHELASTIC_RUN_ID").split())
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {},
-        ONE,
-        {"WORLD_SIZE": "1"},
-        {**ONE, "MASTER_ADDR": "one-host", "SLURM_STEP_NUM_TASKS": "8"},
-        {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
-        {"MASTER_PORT": "29500", "SLURM_STEP_NUM_TASKS": "1"},
-    ],
-)
+@pytest.mark.parametrize("own", [{}, {"MASTER_PORT": "29500", "SLURM_STEP_NUM_TASKS": "1"}])
 def test_a_process_that_is_alone_gets_what_is_missing(own: dict[str, str]) -> None:
     os.environ.update(own, MASTER_ADDR=own.get("MASTER_ADDR", ""))  # as in a compose file
     one_rank.set_variables()
@@ -55,10 +41,7 @@ def test_a_process_that_is_alone_gets_what_is_missing(own: dict[str, str]) -> No
 @pytest.mark.parametrize(
     "own",
     [
-        {"RANK": "0"},
-        {"RANK": "1", "WORLD_SIZE": "2"},
-        {"WORLD_SIZE": "2"},
-        {"WORLD_SIZE": "1", "LOCAL_RANK": "1"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
         {"LOCAL_RANK": "0"},
         {"MASTER_ADDR": "first-host", "MASTER_PORT": "29500"},
         {"SLURM_STEP_NUM_TASKS": "2"},
@@ -71,30 +54,3 @@ def test_nothing_is_added_where_the_process_may_be_one_of_several(own: dict[str,
     before = dict(os.environ)
     one_rank.set_variables()
     assert dict(os.environ) == before
-
-
-PORTS = """
-import os, sys
-from tpunb.utils import one_rank
-one_rank.set_variables()
-print(os.environ["MASTER_PORT"], flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_no_two_processes_get_the_same_port() -> None:
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PORTS],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    ports = [process.stdout.readline() for process in started if process.stdout]
-    for process in started:
-        process.communicate(timeout=60)
-    assert [process.returncode for process in started] == [0] * 4
-    assert len(set(ports)) == 4

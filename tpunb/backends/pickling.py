@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zlib
 from pathlib import Path
@@ -79,6 +80,13 @@ def save_value(value: Any, path: Path) -> None:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+def pickle_value(value: Any) -> bytes:
+    """Return the bytes that `save_value` writes."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=_pickle_module())
+    return buffer.getvalue()
 
 
 def describe_type(value: object) -> str:

@@ -105,7 +105,10 @@ def test_scripts_and_the_doctor(packages: dict[str, str], tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    cells = [v4.new_code_cell(f"import torch{PRELUDE}"), v4.new_code_cell(TRAIN.format(count=1))]
+    cells = [
+        v4.new_code_cell(f"import tpunb, torch{PRELUDE}"),
+        v4.new_code_cell(TRAIN.format(count=1)),
+    ]
     nbformat.write(v4.new_notebook(cells=cells), tmp_path / "nb.ipynb")
     run("-m", "tpunb", "convert", "nb.ipynb", "-o", "script.py")
     assert "total [1.0] tpu:0" in run("script.py")

@@ -13,7 +13,7 @@ from nbformat import v4
 
 CELLS = [
     "import os\nlocal_rank = int(os.environ['LOCAL_RANK'])\n!echo setup",
-    """import torch, torch.distributed as dist
+    """import tpunb, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

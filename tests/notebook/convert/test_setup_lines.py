@@ -34,12 +34,12 @@ def converted(source: str) -> PlainCell:
         ("%cd repo", "_tpunb_setup_cd('repo')"),
         ("%cd -q 'my repo'", "_tpunb_setup_cd('my repo')"),
         ("%cd -", "_tpunb_setup_cd('-')"),
-        ("%env A=b c", "_tpunb_os.environ['A'] = 'b c'"),
-        ("%set_env A b", "_tpunb_os.environ['A'] = 'b'"),
-        ("%env A=$b", "_tpunb_os.environ['A'] = _tpunb_setup_values('$b', lambda: str(b))"),
+        ("%env A=b c", "os.environ['A'] = 'b c'"),
+        ("%set_env A b", "os.environ['A'] = 'b'"),
+        ("%env A=$b", "os.environ['A'] = _tpunb_setup_values('$b', lambda: str(b))"),
         (
             "%env A_TOKEN=abc",
-            "_tpunb_os.environ['A_TOKEN'] = _tpunb_setup_secret('A_TOKEN', plain=True)",
+            "os.environ['A_TOKEN'] = _tpunb_setup_secret('A_TOKEN', plain=True)",
         ),
         ("x = !ls", "x = _tpunb_setup_output('ls')"),
         (
@@ -70,12 +70,15 @@ def test_what_only_shows_something_is_left_out(line: str) -> None:
 @pytest.mark.parametrize(
     ("magic", "call"),
     [
-        ("%%bash", "_tpunb_setup_program('bash', '', True, "),
-        ("%%sh -e", "_tpunb_setup_program('sh -e', '', True, "),
-        ("%%script perl -w", "_tpunb_setup_program('perl -w', '', True, "),
-        ("%%bash --no-raise-error", "_tpunb_setup_program('bash', '', False, "),
-        ("%%bash --out o", "o = _tpunb_setup_program('bash', 'out', True, "),
-        ("%%bash --out o --err e", "o, e = _tpunb_setup_program('bash', 'out err', True, "),
+        ("%%bash", "_tpunb_setup_shell(['bash'], must=True, text="),
+        ("%%sh -e", "_tpunb_setup_shell(['sh', '-e'], must=True, text="),
+        ("%%script perl -w", "_tpunb_setup_shell(['perl', '-w'], must=True, text="),
+        ("%%bash --no-raise-error", "_tpunb_setup_shell(['bash'], text="),
+        ("%%bash --out o", "o = _tpunb_setup_shell(['bash'], keep='out', must=True, text="),
+        (
+            "%%bash --out o --err e",
+            "o, e = _tpunb_setup_shell(['bash'], keep='out err', must=True, text=",
+        ),
         ("%%writefile a b.py", "_tpunb_setup_file('a b.py', 'w', "),
         ("%%writefile -a m.py", "_tpunb_setup_file('m.py', 'a', "),
         ("%%file ~/m.py", "_tpunb_setup_file('~/m.py', 'w', "),
@@ -84,7 +87,7 @@ def test_what_only_shows_something_is_left_out(line: str) -> None:
 def test_a_cell_magic_keeps_its_text_as_lines(magic: str, call: str) -> None:
     cell = converted(f"{magic}\nfirst\n  second")
     end = {"o = ": ")[0]"}.get(call[:4], ")")
-    assert cell.lines == (f"{call}r'''", "first", f"  second'''{end}")
+    assert cell.lines == (f"{call}r'''", "first", f"  second'''[1:] + '\\n'{end}")
 
 
 BODIES = [
@@ -104,12 +107,10 @@ def test_any_text_arrives_as_it_was(body: str) -> None:
     cell = converted(f"%%writefile m.py\n{body}")
     written: list[str] = []
 
-    def text(_path: str, _mode: str, given: str | tuple[str, ...]) -> None:
-        written.append(
-            given[1:] + "\n" if isinstance(given, str) else "".join(f"{x}\n" for x in given)
-        )
+    def write(_path: str, _mode: str, text: str) -> None:
+        written.append(text)
 
-    names = {"_tpunb_setup_file": text, "_tpunb_setup_secret": lambda name, plain: "abc"}
+    names = {"_tpunb_setup_file": write, "_tpunb_setup_secret": lambda name, plain: "abc"}
     exec(compile("\n".join(cell.lines), "cell", "exec"), names)
     assert written == [body if body.endswith("\n") else f"{body}\n"]
 

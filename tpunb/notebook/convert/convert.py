@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -255,8 +255,10 @@ class Conversion:
     """What the script needs on that machine."""
     variables: dict[str, str] = field(default_factory=dict)
     """Secrets by the environment variables that replace them."""
-    prepare: str | None = None
-    """Code of an exported script that runs before its cells."""
+    trains_in_place: bool = False
+    """True if earlier train cells, or calls of `tpunb.launch`, run in the script itself."""
+    calls: list[str] = field(default_factory=list)
+    """Calls at the end of an exported script's header."""
 
     @property
     def code(self) -> list[Any]:
@@ -297,6 +299,11 @@ class Conversion:
         return [*(cell.source for cell in self.code), *self.files.sources([""])]
 
     @property
+    def needs_tpunb(self) -> bool:
+        """True if an exported script imports tpunb."""
+        return self.export and export_.needs_tpunb(self.sources)
+
+    @property
     def arguments(self) -> str:
         """The arguments of the call that prepares a process for the script."""
         if self.spmd is not None:
@@ -310,20 +317,20 @@ class Conversion:
             self.notebook,
             self.features,
             self.builtins,
-            self.files.helpers,
             self.files.notebooks,
             spmd=self.spmd is not None,
-            arguments=self.arguments,
-            notes=_notes(self.requirements),
-            prepare=self.prepare,
-            for_export=self.export,
-            lines="\n".join(filter(_has_lines, self.sources)),
+            notes=_notes(self),
+            code="\n".join(self.sources),
+            prepare=None if self.export else self.arguments,
+            calls=self.calls,
+            done=not self.files.setup,
         )
 
 
-def _notes(requirements: Sequence[Requirement]) -> list[str]:
-    lines = [f"- {requirement}" for requirement in requirements]
-    return ["What it needs but does not contain:", *lines, ""] if lines else []
+def _notes(conversion: Conversion) -> list[str]:
+    needs = [f"- {requirement}" for requirement in conversion.requirements]
+    needs += ["- tpunb: pip install tpunb"] if conversion.needs_tpunb else []
+    return ["What it needs but does not contain:", *needs, ""] if needs else []
 
 
 def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -406,9 +413,10 @@ def leave_out_calls_of_runs(conversion: Conversion) -> None:
 
 def replace_special_syntax(conversion: Conversion) -> None:
     """Replace magics, shell lines and IPython's other special syntax."""
+    tpunb = not conversion.export or export_.needs_tpunb([cell.source for cell in conversion.code])
     for cell in conversion.code:
         number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
-        if (got is not None and got.runs) or earlier_values.HELPER in conversion.files.helpers:
+        if (got is not None and got.runs) or conversion.trains_in_place:
             cell.source = earlier_values.put_for_attach(cell.source, got)
         cell.metadata.trains = cell.metadata.role == "train" or "tpu_train" in cell_magics(
             cell.source
@@ -420,9 +428,10 @@ def replace_special_syntax(conversion: Conversion) -> None:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
         if cell.metadata.role == "prelude" and "tpu_train" in cell_magics(cell.source):
-            conversion.files.helpers.add(earlier_values.HELPER)
+            conversion.trains_in_place = True
             options = earlier_values.train_line(cell.source)
-            plain = replace(plain, lines=tuple(earlier_values.in_place(plain.lines, options)))
+            lines = earlier_values.in_place(plain.lines, options, tpunb=tpunb)
+            plain = replace(plain, lines=tuple(lines))
         conversion.edit(cell, plain)
         _hide(conversion, cell, plain.secrets)
 
@@ -539,18 +548,19 @@ def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) ->
         source = replace_launch(cell.source, tree, scopes, earlier_values.CALL_HELPER)
         if source != cell.source:
             cell.source = source
-            conversion.files.helpers |= {earlier_values.HELPER, earlier_values.CALL_HELPER}
+            conversion.trains_in_place = True
 
 
 def leave_out_run_folders(conversion: Conversion) -> None:
     """Leave code that only displays run folders out of a script on its own, which has none."""
-    if earlier_values.HELPER not in conversion.files.helpers:
+    if not conversion.trains_in_place:
         return
     trees = conversion.trees()
     scopes = scopes_of(*(tree for _, tree in trees))
     lost: set[str] = set()
     for cell, tree in trees:
-        if cell.metadata.role == "train" or earlier_values.HELPER in cell.source:
+        runs = (earlier_values.CALL_HELPER, earlier_values.BEGIN)
+        if cell.metadata.role == "train" or any(name in cell.source for name in runs):
             continue  # these cells do not only display what they read
         edited = EditedCell(cell.source.split("\n"))
         try:
@@ -580,7 +590,6 @@ def fit_into_one_file(conversion: Conversion) -> None:
             if tasks or (not data.compiles and "await" in cell.source):
                 rewritten = statements.rewrite_awaits(cell.source, tree, scopes)
                 if rewritten != cell.source:
-                    files.helpers.add(statements.AWAIT_HELPER)
                     data.compiles = False
                     cell.source, tree = rewritten, statements.parse_cell(rewritten, number)
             source, features = statements.hoist(cell.source, tree)
@@ -623,31 +632,27 @@ def read_as_a_whole(conversion: Conversion) -> None:
 
 
 def prepare_for_export(conversion: Conversion) -> None:
-    """Determine what an exported script needs on another machine, and add its preparation code."""
+    """Determine what an exported script needs on another machine, and how it becomes a rank."""
     if not conversion.export:
         return
     run = conversion.run
     omissions = [omission for _, omission in conversion.omissions]
-    uses = export_.uses_of_tpunb(run)
     conversion.requirements += find_requirements(run, omissions, conversion.files.folders)
-    conversion.requirements += uses.beyond
-    spmd = conversion.spmd is not None
     place = export_.place_for_preparing([ast.parse(cell.source) for cell in conversion.code])
-    if place is not None:
+    first, call = export_.calls_of_script(
+        run.sources,
+        [] if place is None else run.sources[: place[0] + 1],
+        tpunb=conversion.needs_tpunb,
+        spmd=conversion.spmd is not None,
+        arguments=conversion.arguments,
+    )
+    if call and place is not None:
         cell = conversion.code[place[0]]
         lines = cell.source.split("\n")
-        lines[place[1] - 1] += f"; {export_.prepare_call(conversion.arguments)}"
+        lines[place[1] - 1] += f"; {call}"
         cell.source = "\n".join(lines)
-    code = "\n".join(conversion.sources)
-    conversion.prepare = export_.preparation(
-        run,
-        code,
-        uses,
-        spmd,
-        conversion.arguments,
-        called_below=place is not None,
-        done=not conversion.files.setup,
-    )
+        call = ""
+    conversion.calls = [line for line in (first, call) if line]
 
 
 def write_titles(conversion: Conversion) -> None:

@@ -28,6 +28,8 @@ _TRAIN = "%%tpu_train"
 ENDED = "_tpunb_ended"
 """Name of the module `tpunb.runs.ended` in the script of a run."""
 IMPORT = f"from tpunb.runs import ended as {ENDED}"
+BEGIN = "_tpunb_begin_cell"
+"""Name of the helper that begins a train cell in a script that runs on its own."""
 _VARIABLES = re.compile(r"[^\W\d]\w*(,[^\W\d]\w*)*")
 
 
@@ -112,16 +114,20 @@ def put_for_attach(source: str, values: EarlierValues | None) -> str:
     return "\n".join(lines)
 
 
-def in_place(lines: Iterable[str], options: TrainLine) -> list[str]:
-    """Return the body of a train cell, with the lines that a script needs around it."""
-    head = f"# magic: {_TRAIN}"
-    body = [
-        f"_tpunb_before = _tpunb_random_states()  {x}" if x.startswith(head) else x for x in lines
-    ]
-    if not any(line.startswith("_tpunb_before") for line in body):
+def in_place(lines: Iterable[str], options: TrainLine, *, tpunb: bool) -> list[str]:
+    """Return the body of a train cell, with the lines that a script needs around it.
+
+    `tpunb`: the script imports tpunb, which it needs in order to hand values on.
+    """
+    body = list(lines)
+    head = next((at for at, line in enumerate(body) if is_train_cell(line)), None)
+    if head is None:
         return body  # another magic has replaced the whole cell
-    names = ", ".join(map(repr, options.returns))
-    body.append(f"_tpunb_run = _tpunb_from_rank_0(_tpunb_before{', ' if names else ''}{names})")
+    if not tpunb:
+        return [*body, "_tpunb_end_group()"]
+    body[head] = f"_tpunb_before = {BEGIN}()  {body[head]}"
+    values = ", ".join(f"{name!r}: {name}" for name in options.returns)
+    body.append(f"_tpunb_run = _tpunb_end_cell(_tpunb_before, lambda: {{{values}}})")
     body += [f"{name} = _tpunb_run.returns[{name!r}]" for name in options.returns]
     return [*body, *([f"{options.out} = _tpunb_run"] if options.out else [])]
 
@@ -197,125 +203,3 @@ def _in_folder(node: ast.AST, scopes: Scopes, runs: set[str]) -> str | None:
 
 CALL_HELPER = "_tpunb_launch"
 """Name of the replacement of `tpunb.launch` in a script that runs on its own."""
-
-CALL_HERE = '''\
-
-
-def _tpunb_launch(fn, args=(), kwargs=None, **options):
-    """Call a function on every rank, as tpunb.launch does; all ranks get rank 0's value."""
-    global _tpunb_launched
-    before = _tpunb_random_states()
-    state = globals().get("_TPUNB_STATE", {})
-    state["training"] = True
-    _tpunb_launched = fn(*args, **(kwargs or {}))
-    state["training"] = False
-    run = _tpunb_from_rank_0(before, "_tpunb_launched")
-    run.value = run.returns["_tpunb_launched"]
-    run.returns = {"value": run.value}
-    return run
-'''
-
-HELPER = "_tpunb_from_rank_0"
-"""The name of the helper below in `header.HELPERS`."""
-
-FROM_RANK_0 = '''\
-
-
-def _tpunb_random_states():
-    """Return the states of all random generators, which the train cell must not change."""
-    import os
-    import random
-    import sys
-
-    import torch
-
-    numpy, xm = sys.modules.get("numpy"), sys.modules.get("torch_xla.core.xla_model")
-    seed = xm.get_rng_state() if xm and int(os.environ.get("WORLD_SIZE", 1)) > 1 else None
-    return random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state(), seed
-
-
-class _TpunbRun:
-    """The result of a train cell that has run in this script."""
-
-    def __init__(self, world_size, returns):
-        self.state, self.world_size, self.returns = "succeeded", world_size, returns
-        self.failure, self.failures, self.result = None, (), self
-
-    def wait(self, timeout=None):
-        return self
-
-    def stop(self):
-        return self
-
-    def raise_for_failure(self):
-        pass
-
-    def __getattr__(self, name):
-        raise AttributeError(f"{name!r} is in a run's folder, which this script does not have")
-
-
-def _tpunb_from_rank_0(before, *names):
-    """End a train cell: give all ranks copies of rank 0's values, on the CPU."""
-    import datetime
-    import io
-    import os
-    import pickle
-    import random
-    import sys
-    import types
-
-    import torch
-
-    class ToCpu(pickle.Pickler):
-        def reducer_override(self, value):
-            if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
-                return NotImplemented
-            copy = value.detach().cpu()
-            if isinstance(value, torch.nn.Parameter):
-                copy = torch.nn.Parameter(copy, requires_grad=value.requires_grad)
-            return copy.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-
-    to_cpu = types.ModuleType("pickle_to_cpu")
-    to_cpu.__dict__.update(vars(pickle), Pickler=ToCpu)
-    rank, world_size = (int(os.environ.get(*pair)) for pair in (("RANK", 0), ("WORLD_SIZE", 1)))
-    _tpunb_from_rank_0.calls = getattr(_tpunb_from_rank_0, "calls", 0) + 1
-    size = 4 << 20  # of a message to torch's store
-    if world_size > 1:
-        if "torch_xla" in sys.modules:  # rank 0's values may depend on collectives of all ranks
-            sys.modules["torch_xla"].sync(wait=True)
-        patience = datetime.timedelta(days=30)
-        store, _, _ = next(torch.distributed.rendezvous("env://", timeout=patience))
-    returns = {}
-    for name in names:
-        key, data = f"train cell {_tpunb_from_rank_0.calls}/{name}", b""
-        if rank == 0:
-            if name not in globals():
-                raise NameError(f"rank 0 has no variable {name!r} after the train cell")
-            buffer = io.BytesIO()
-            torch.save(globals()[name], buffer, pickle_module=to_cpu)
-            data = buffer.getvalue()
-        if world_size > 1 and rank == 0:
-            for at in range(0, len(data), size):
-                store.set(f"{key}/{at}", data[at : at + size])
-            store.set(key, str(len(data)))
-        elif world_size > 1:
-            length = int(store.get(key))
-            data = b"".join(store.get(f"{key}/{at}") for at in range(0, length, size))
-        if world_size > 1 and store.add(f"{key}/got", 1) == world_size:
-            for at in range(0, len(data), size):
-                store.delete_key(f"{key}/{at}")
-        returns[name] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-    if torch.distributed.is_initialized():  # the next train cell initialises it again
-        torch.distributed.destroy_process_group()
-    python, on_cpu, numpy, seed = before
-    random.setstate(python)
-    torch.set_rng_state(on_cpu)
-    if numpy:
-        sys.modules["numpy"].random.set_state(numpy)
-    if seed is not None:
-        sys.modules["torch_xla.core.xla_model"].set_rng_state(seed)
-    run = _TpunbRun(world_size, returns)
-    if sys.modules.get("tpunb"):
-        sys.modules["tpunb"].last_run = run
-    return run
-'''

@@ -1,13 +1,13 @@
-"""Header of a script: a description, and definitions of names that are built into notebooks."""
+"""Header of a script: a description, and the functions that its cells call."""
 
 from __future__ import annotations
 
 import inspect
-import textwrap
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import PurePath
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path, PurePath
 
-from tpunb.notebook.convert import earlier_values, export, magics
 from tpunb.utils import one_rank
 from tpunb.utils.version import __version__
 
@@ -19,7 +19,6 @@ ABOUT = """\
 {notes}# `# %%` begins a cell (py:percent), so VS Code and Jupytext open this file as a notebook.
 
 # %%
-# Imports stand where the notebook has them.
 # ruff: isort: skip_file
 
 """
@@ -34,19 +33,6 @@ SPMD = """\
 #     CPU_NUM_DEVICES=4 python script.py        the same on four devices of a CPU
 #
 # Not `torchrun --nproc-per-node=4`: that would make four processes, and SPMD needs one on a host.
-"""
-
-# The function is inside a `try`, because linters require imports above other code.
-_SOURCE = inspect.getsource(one_rank.set_variables).replace("set_variables", "_tpunb_one_rank")
-ONE_RANK = f"""\
-# `python script.py` is one rank, with torchrun's variables.
-try:
-
-{textwrap.indent(_SOURCE, "    ")}
-    _tpunb_one_rank()
-finally:
-    del _tpunb_one_rank
-
 """
 
 PREPARE = """\
@@ -83,137 +69,34 @@ except ImportError:
 """,
 }
 
-
-# The functions of `magics.RUN_HELPERS`, `magics.TIMEIT`, `earlier_values.in_place`
-# and `statements.AWAIT_HELPER`, for cells that need them.
-HELPERS = {
-    earlier_values.HELPER: earlier_values.FROM_RANK_0,
-    earlier_values.CALL_HELPER: earlier_values.CALL_HERE,
-    "_tpunb_await": """\
-
-_TPUNB_LOOPS = {}
-
-
-def _tpunb_await(what):
-    \"\"\"Await an object, or a function's return value, on this process's event loop.\"\"\"
-    import asyncio
-    import os
-
-    async def wait():
-        return await (what() if callable(what) else what)
-
-    process = os.getpid()  # a loop does not survive a fork
-    if process not in _TPUNB_LOOPS:
-        _TPUNB_LOOPS[process] = asyncio.new_event_loop()
-        asyncio.set_event_loop(_TPUNB_LOOPS[process])
-    return _TPUNB_LOOPS[process].run_until_complete(wait())
-
-
-def _tpunb_in_loop(function, *arguments, **options):
-    \"\"\"Call a function that needs a running event loop, such as `asyncio.create_task`.\"\"\"
-
-    async def call():
-        return function(*arguments, **options)
-
-    return _tpunb_await(call)
-""",
-    magics.TIMEIT: """\
-
-import contextlib as _tpunb_contextlib
-
-
-@_tpunb_contextlib.contextmanager
-def _tpunb_timeit(*names, setup="", makes=()):
-    \"\"\"Run code of `%timeit` once, after its setup. Its names do not stay, as in IPython.\"\"\"
-    own = globals()
-    names = {*names, *makes}
-    before = {name: own[name] for name in names if name in own}
-    exec(setup, own)  # noqa: S102
-    try:
-        yield [own.get(name) for name in makes]
-    finally:
-        for name in names:
-            own.pop(name, None)
-        own.update(before)
-""",
-    "_tpunb_run_notebook": """\
-
-
-def _tpunb_run_notebook(path):
-    \"\"\"Run the code cells of another notebook in this namespace, as `%run` does.\"\"\"
-    import linecache
-
-    for place, source in _TPUNB_NOTEBOOKS[path]:
-        lines = [f"{line}\\n" for line in source.split("\\n")]
-        linecache.cache[place] = (len(source), None, lines, place)
-        exec(compile(source, place, "exec", dont_inherit=True), globals())  # noqa: S102
-""",
-    "_tpunb_run_file": """\
-
-
-def _tpunb_run_file(path, *arguments, name="__main__", shared=False):
-    \"\"\"Run a Python file with these arguments and import its names, as `%run` does.\"\"\"
-    import os
-    import sys
-
-    own = {"__name__": name or os.path.splitext(os.path.basename(path))[0], "__file__": path}
-    names = globals() if shared else own
-    argv, folder = sys.argv, os.path.dirname(os.path.abspath(path))
-    sys.argv = [path, *arguments]
-    sys.path.insert(0, folder)
-    try:
-        with open(path, "rb") as file:
-            exec(compile(file.read(), path, "exec", dont_inherit=True), names)  # noqa: S102
-    except SystemExit as error:
-        if error.code:
-            raise
-    finally:
-        sys.argv = argv
-        sys.path.remove(folder)
-    if not shared:
-        globals().update((key, value) for key, value in own.items() if key[:2] != "__")
-""",
-    "_tpunb_run_module": """\
-
-
-def _tpunb_run_module(name, *arguments):
-    \"\"\"Run a module with these arguments and import its names, as `%run -m` does.\"\"\"
-    import runpy
-    import sys
-
-    argv = sys.argv
-    sys.argv = [name, *arguments]
-    try:
-        own = runpy.run_module(name, run_name="__main__", alter_sys=True)
-    finally:
-        sys.argv = argv
-    globals().update((key, value) for key, value in own.items() if key[:2] != "__")
-""",
-}
+_SETS_VARIABLE = re.compile(r"^\s*os\.environ\[.*\] = ", re.MULTILINE)
+"""A line that was `%env`, or one like it."""
+HELPERS = Path(__file__).parent / "templates" / "header" / "helpers.py"
+_NAME = re.compile(r"(?:def )?(\w+)")
+_DONE = '"done": __name__ == "__mp_main__"'
+ONE_RANK = "_tpunb_one_rank"
 
 
 def header_text(
     notebook: str | None,
     features: Sequence[str],
     missing: Sequence[str],
-    helpers: Collection[str] = (),
     notebooks: Mapping[str, Sequence[tuple[str, str]]] | None = None,
     *,
     spmd: bool = False,
-    arguments: str = "",
     notes: Sequence[str] = (),
+    code: str = "",
     prepare: str | None = None,
-    for_export: bool = False,
-    lines: str = "",
+    calls: Sequence[str] = (),
+    done: bool = True,
 ) -> str:
     """Return the header, with a newline at its end.
 
-    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`, `helpers` keys of
-    `HELPERS`; `notebooks` are the cells of notebooks that `%run` runs; `spmd` is True if one
-    process drives all cores; `arguments` are those of the call that prepares a process. `notes`
-    are lines for the reader; `prepare` replaces `PREPARE`, and contains the functions that `lines`,
-    the code of the cells with shell lines and the like, calls; `for_export` is True if the script
-    is for another machine.
+    `features` are imported from `__future__`; `missing` are keys of `BUILTINS`; `notebooks` are
+    the cells of notebooks that `%run` runs; `spmd` is True if one process drives all cores;
+    `notes` are lines for the reader. The header defines the helpers that `code` uses. `prepare`:
+    the arguments with which a run's script prepares its process; None for an exported script,
+    which does it by `calls` of helpers. `done`: the lines above the train cell have run.
     """
     name = PurePath(notebook).name if notebook else "a notebook"
     how = SPMD if spmd else RANKS
@@ -222,16 +105,40 @@ def header_text(
     parts = [ABOUT.format(version=__version__, notebook=title, how=how, notes=noted)]
     if features:
         parts.append(f"from __future__ import {', '.join(sorted(set(features)))}\n\n")
-    parts += [ONE_RANK] if for_export and not spmd else []
-    parts.append(prepare or PREPARE.format(arguments=arguments))
-    if lines and not prepare:
-        parts.append(f"\n{export.functions(lines, done=True)}\n")
+    helpers = functions("\n".join([code, *calls]))
+    if prepare is not None:
+        parts.append(PREPARE.format(arguments=prepare))
+        helpers = f"\n{helpers}" if helpers else ""
+    if done:
+        helpers = helpers.replace(_DONE, '"done": True')
+    parts += [helpers, "\n" * bool(calls), *(f"{call}\n" for call in calls)]
     parts += [f"\n{BUILTINS[name]}" for name in missing]
     if notebooks:
         cells = _notebook_cells(notebooks)
         parts.append(f"\n# What `%run` runs.\n_TPUNB_NOTEBOOKS = {{\n{cells}}}\n")
-    parts += [HELPERS[name] for name in HELPERS if name in helpers]
     return "".join(parts)
+
+
+def functions(code: str) -> str:
+    """Return the helpers that code uses, and those that these use, with their imports."""
+    imports, helpers = _helpers()
+    kept = ""
+    for name, source in helpers.items():
+        if name in code + kept and re.search(rf"\b{name}\b", code + kept):
+            kept += f"\n{source}\n"
+    sets = kept + "".join(_SETS_VARIABLE.findall(code))
+    used = [line for line in imports if re.search(rf"\b{line.split()[1]}\.", sets)]
+    return "".join(f"{line}\n" for line in used) + kept
+
+
+@cache
+def _helpers() -> tuple[list[str], dict[str, str]]:
+    """The lines of the imports, and the text of each helper by its name."""
+    head, *texts = HELPERS.read_text(encoding="utf-8").rstrip().split("\n\n\n")
+    one_process = inspect.getsource(one_rank.set_variables).rstrip()
+    texts.append(one_process.replace("set_variables() -> None", f"{ONE_RANK}()"))
+    named = {_NAME.match(text)[1]: text for text in texts}  # type: ignore[index]
+    return [line for line in head.split("\n") if line.split()[:1] == ["import"]], named
 
 
 def _notebook_cells(notebooks: Mapping[str, Sequence[tuple[str, str]]]) -> str:

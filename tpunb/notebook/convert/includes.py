@@ -25,8 +25,6 @@ class IncludedFiles:
     """Folders that are searched for files, in this order."""
     setup: bool = False
     """True to convert setup lines in notebooks to Python (`setup_lines`)."""
-    helpers: set[str] = field(default_factory=set)
-    """Functions that the script's header must have (`magics.RUN_HELPERS`, `magics.TIMEIT`, …)."""
     notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Names and sources of the cells of each notebook that is run, by its name in `%run`."""
     trained: set[str] = field(default_factory=set)
@@ -40,7 +38,6 @@ class IncludedFiles:
         Raises ConversionError, with the cell and the line of `%run`, if a file is missing or
         cannot be run.
         """
-        self.helpers |= {name for name in (magics.TIMEIT,) if f"{name}(" in source}
         if "_tpunb_run_" not in source:
             return source
         lines = source.split("\n")
@@ -50,7 +47,6 @@ class IncludedFiles:
             first = node.args[0] if node.args else None
             if node.func.id not in magics.RUN_HELPERS or not isinstance(first, ast.Constant):
                 continue
-            self.helpers.add(node.func.id)
             try:
                 self._include(node.func.id, str(first.value), number, node.lineno, lines, train)
             except _NotRunError as error:
@@ -104,7 +100,6 @@ class IncludedFiles:
                 names = scopes_of(tree)
                 written = statements.rewrite_awaits("\n".join(cell.lines), tree, names)
                 if written != "\n".join(cell.lines):
-                    self.helpers.add(statements.AWAIT_HELPER)
                     cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)
                 front_end.FrontEndNames([tree]).leave_out(cell, tree, prelude=True)
                 text = self.include("\n".join(cell.lines), 0, train)

@@ -120,7 +120,6 @@ class _Machine:
             "_tpunb_setup_install",
             "_tpunb_setup_shell",
             "_tpunb_setup_output",
-            "_tpunb_setup_program",
         ):
             parts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
             texts = [text for text in parts if isinstance(text, str)]

@@ -3,13 +3,15 @@
 A train cell's lines, and those of functions that it calls, run in each rank. Those of the cells
 above have run in the notebook: a run leaves them out, because their effects exist on this machine.
 On another machine they do not, so an exported script performs them itself. All call functions of
-the script's header (`templates/header/setup.py`). In exported scripts, secrets become environment
+the script's header (`templates/header/helpers.py`). In exported scripts, secrets become environment
 variables.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,17 +66,22 @@ class SetupCode:
             else f"_tpunb_setup_values({literal}, lambda: {filled_in})"
         )
 
-    def body(self, start: str, body: Sequence[str], end: str, *, plain: bool) -> None:
+    def body(self, start: str, body: Sequence[str], after: str = "", *, plain: bool) -> None:
         """Write lines that pass the body of a cell magic to a call, line for line."""
+        # As in a notebook, the text ends with a newline, also if the cell does not.
+        end = "\n" if body and body[-1] else ""
         marked = [self._marked(line) for line in body]
         if not any(variables for _, variables in marked) and (mark := _raw_quotes(body)):
-            self.lines = [f"{start}r{mark}", *body[:-1], f"{body[-1]}{mark}{end}"]
+            more = f"[1:] + {end!r}" if end else "[1:]"
+            self.lines = [f"{start}r{mark}", *body[:-1], f"{body[-1]}{mark}{more}){after}"]
             return
-        items = [f"    {_expression(line, variables, plain)}," for line, variables in marked]
-        if items and not body[-1]:
-            items[-1] = ""  # the cell ends with a newline
-        self.lines = [f"{start}(", *items]
-        self.lines[-1] += f"){end}"
+        ends = ["\n"] * (len(body) - 1) + [end]
+        texts = [
+            _expression(f"{line}{end}", variables, plain)
+            for (line, variables), end in zip(marked, ends, strict=True)
+        ]
+        self.lines = [f"{start}''", *(f"    + {text}" for text in texts)]
+        self.lines[-1] += f"){after}"
 
     def _marked(self, text: str) -> tuple[str, list[tuple[str, str]]]:
         """Replace each secret by a mark; also return their variables and surrounding quotes."""
@@ -128,7 +135,7 @@ def secret_expression(name: str, plain: bool) -> str:
 def _raw_quotes(body: Sequence[str]) -> str | None:
     """Return the quotes for a raw string of these lines; None if no raw string is possible."""
     text = "\n".join(body)
-    odd = not text or not body[-1] or not all(c.isprintable() or c in "\n\t" for c in text)
+    odd = not body or not all(c.isprintable() or c in "\n\t" for c in text)
     if odd or any(_CELL_MARK.match(line) for line in body):
         return None
     for mark in ("'''", '"""'):
@@ -182,9 +189,9 @@ def cell_code(name: str, argument: str, body: Sequence[str], hide: bool = True) 
         words = [word for word in argument.split() if word not in ("-a", "--append")]
         mode = "a" if len(words) < len(argument.split()) else "w"
         path = code.command(_unquoted(" ".join(words)), plain=True)
-        code.body(f"_tpunb_setup_file({path}, {mode!r}, ", body, ")", plain=True)
+        code.body(f"_tpunb_setup_file({path}, {mode!r}, ", body, plain=True)
     elif name in ("system", "sx", "!"):
-        code.body("_tpunb_setup_program('sh', '', False, ", body, ")", plain=False)
+        code.body("_tpunb_setup_shell(['sh'], text=", body, plain=False)
     elif name in magics.SUBPROCESSES:
         options = _OPTION.findall(argument)
         if any(kind == "proc" or flag == "bg" for kind, _, flag in options):
@@ -195,8 +202,14 @@ def cell_code(name: str, argument: str, body: Sequence[str], hide: bool = True) 
         check = not any(flag for *_, flag in options)
         target = ", ".join(kept[kind] for kind in ("out", "err") if kind in kept)
         before = f"{target} = " if target else ""
-        end = {("out",): ")[0]", ("err",): ")[1]"}.get(tuple(kept), ")")
-        start = f"{before}_tpunb_setup_program({line}, {' '.join(kept)!r}, {check}, "
+        options = [f"keep={' '.join(kept)!r}, "] if kept else []
+        options += ["must=True, "] if check else []
+        if "_tpunb_setup_" in line:  # with values that are only known when it runs
+            line = f"({line}).split()"
+        else:
+            line = repr(shlex.split(ast.literal_eval(line)))
+        start = f"{before}_tpunb_setup_shell({line}, {''.join(options)}text="
+        end = {("out",): "[0]", ("err",): "[1]"}.get(tuple(kept), "")
         program = (rest.split() or [""])[0] if name == "script" else name
         code.body(start, body, end, plain=program not in ("sh", "bash"))
     else:
@@ -206,6 +219,7 @@ def cell_code(name: str, argument: str, body: Sequence[str], hide: bool = True) 
 
 def _run(code: SetupCode, command: str) -> str:
     function = "_tpunb_setup_install" if _INSTALLS.search(command) else "_tpunb_setup_shell"
+    command = re.sub(r"^\s*pip3?\s", "pip ", command)
     return f"{function}({code.command(command)})"
 
 
@@ -220,7 +234,7 @@ def _set_variable(code: SetupCode, argument: str) -> str:
         expression = secret_expression(name, plain=True)
     else:
         expression = code.command(value, plain=True)
-    return f"_tpunb_os.environ[{code.command(name, plain=True)}] = {expression}"
+    return f"os.environ[{code.command(name, plain=True)}] = {expression}"
 
 
 def _change_folder(code: SetupCode, argument: str) -> str:

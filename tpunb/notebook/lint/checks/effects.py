@@ -105,15 +105,16 @@ _COMMANDS = re.compile(
 def _changes_files(notebook: NotebookIndex, site: Site) -> str:
     """A shell command, if it changes the same files on each rank."""
     function, parts = dotted(site.call.func), site.call.args
-    if function == "_tpunb_setup_shell":
-        [given] = parts
-    elif function == "_tpunb_setup_program" and literal(parts[0]) in ("sh", "bash"):
-        given = parts[-1]
-    else:
+    if function != "_tpunb_setup_shell":
         return ""
+    given = parts[0]
+    if body := argument(site.call, "text"):
+        if not isinstance(given, ast.List) or literal(given.elts[0]) not in ("sh", "bash"):
+            return ""
+        given = body
     nodes = list(ast.walk(given))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    text = next((text.strip() for text in texts if isinstance(text, str)), "")
+    text = next((text.strip() for text in texts if isinstance(text, str) and text.strip()), "")
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
     filled_in = [node for node in nodes if isinstance(node, ast.Name) and node not in called]
     same = all(constant(notebook, name, site) is not ... for name in filled_in)
