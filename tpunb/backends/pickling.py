@@ -85,7 +85,7 @@ def save_value(value: Any, path: Path) -> None:
 def pickle_value(value: Any) -> bytes:
     """Return the bytes that `save_value` writes."""
     buffer = io.BytesIO()
-    torch.save(value, buffer, pickle_module=_pickle_module())
+    write_value(value, buffer, tensors.CpuCopies(()))
     return buffer.getvalue()
 
 
