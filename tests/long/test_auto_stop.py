@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import Kernel, until
+from tests.drivers.kernel import Kernel
 from tests.fakes.gcloud import FakeGcloud
 from tests.machine.vms import PLACE
 from tests.scenarios.test_auto_stop import SLOWLY, known, nb, place, shown, stops
@@ -53,19 +53,3 @@ def test_auto_stop_of_the_machine_after_a_run(nb: Kernel, known: FakeGcloud) -> 
     assert "its disks are kept" in shown(nb, "TPU VM my-tpu is being stopped")
     assert known.nodes[PLACE]["state"] == "STOPPING"
     assert stops(known) == 1
-
-
-def test_auto_stop_after_a_detached_run_whose_kernel_has_ended(
-    place: Path, nb: Kernel, known: FakeGcloud
-) -> None:
-    nb.run(SLOWLY.format(1.0), "slowly").good()
-    source = "import pathlib, time\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.05)"
-    nb.run(f"%%tpu_train --cores 2 --detach --stop-when-done\n{source}", "train").good()
-    nb.manager.shutdown_kernel(now=True)
-    run = list_runs(nb.folder / "runs")[-1]
-    state = place / "home/.cache/tpunb/stop/status.json"
-    until(lambda: state.exists() and run.path.name in state.read_text(), "the watcher")
-    assert stops(known) == 0
-    (nb.folder / "go").touch()
-    until(lambda: stops(known), "gcloud")
-    assert json.loads(run.result.read_text())["state"] == "succeeded"

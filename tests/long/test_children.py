@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat import v4
 
 from tests.drivers.kernel import kernel
 
@@ -79,26 +75,3 @@ def test_children_of_ranks_run_the_cells_above_only(tmp_path: Path, backend: str
         failed = nb.run(f"%%tpu_train\n{LATE}")
         assert "needs 'Late', which the train cell makes" in failed.red_line
         assert "move it to a cell above" in failed.red_line
-
-
-@pytest.mark.usefixtures("starts_processes")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_children_of_an_exported_script_do_the_same(tmp_path: Path, ranks: int) -> None:
-    sources = [
-        ABOVE,
-        "%%tpu_train --returns first\nfirst = 1",
-        "first + 1",
-        f"%%tpu_train\n{TRAIN}",
-    ]
-    nbformat.write(v4.new_notebook(cells=[*map(v4.new_code_cell, sources)]), tmp_path / "nb.ipynb")
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    for command in (
-        ["-m", "tpunb", "convert", "nb.ipynb", "-o", "script.py"],
-        [*launch * (ranks > 1), "script.py"],
-    ):
-        ran = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stderr
-    for line in ["above", *lines(1)]:
-        assert ran.stdout.count(f"{line}\n") == ranks, ran.stdout

@@ -13,7 +13,6 @@ import pytest
 from tests.drivers.kernel import PATIENCE
 from tests.test_cli import FAILING, LOAD, command, errors, tpunb, two_runs, write
 from tpunb.runs.directory import list_runs
-from tpunb.utils import env_vars
 
 pytestmark = pytest.mark.usefixtures("lent")
 

@@ -13,7 +13,6 @@ import pytest
 from tests.drivers.kernel import until
 from tests.scenarios.test_launcher import WAITING, ended, says, written
 from tests.support import Driver, fork_server, left_below
-from tpunb.errors import TpunbError
 from tpunb.kernel.launcher import Attached
 from tpunb.kernel.supervisor import detached
 from tpunb.runs import returns, state
@@ -143,27 +142,3 @@ def test_detached_run_outlives_its_kernel(tmp_path: Path, how: signal.Signals) -
     assert returns.collect_returns(result, attached.spec).returns == {"n": 7}
     until(lambda: not any(map(processes.is_alive, everyone)), "nothing of it is left")
     until(lambda: processes.find_process(int(again)) is None, "nor of the other supervisor")
-
-
-def test_detached_run_is_stopped_and_leaves_no_process(tmp_path: Path) -> None:
-    driver = Driver(tmp_path)
-    run, _ = driver.start(["import time"], WAITING, detached=True)
-    assert isinstance(run, Attached)
-    until(lambda: "at work" in written(run.dir.log), "the ranks work")
-    driver.launcher.close()
-    assert state.run_state(run.dir) == "running"
-    list(state.stop_run(run.dir, "enough"))
-    assert ended(run).reason == "enough"
-    until(lambda: all(left.has_exited for left in detached), "the supervisor ends")
-
-
-def test_detached_run_is_lost_if_its_supervisor_is_killed(tmp_path: Path) -> None:
-    driver = Driver(tmp_path)
-    run, _ = driver.start(["import time"], WAITING, detached=True)
-    until(lambda: "at work" in written(run.dir.log), "the ranks work")
-    os.kill(detached[-1].pid, signal.SIGKILL)
-    with pytest.raises(TpunbError, match=f"run {run.dir.id} is lost"):
-        ended(run)
-    assert state.run_state(run.dir) == "lost"
-    driver.launcher.close()
-    until(lambda: all(left.has_exited for left in detached), "it is reaped")

@@ -9,19 +9,7 @@ import pytest
 
 from tests.drivers.kernel import Kernel, kernel, until
 from tests.scenarios.test_magics import at_work, bare, mark, nb, train
-from tests.support import is_kept
 from tpunb.kernel.options import PARSERS
-
-
-def test_cold_option_replaces_the_kept_processes(nb: Kernel) -> None:
-    train(nb, "pass").good()
-    before = nb.processes()
-    ran = train(nb, "print('cold')", "--cold --cores 1").good()
-    assert "[0] cold" in ran.stdout
-    after = nb.processes()
-    assert len([process for process in after if not is_kept(process)]) == 2
-    assert before
-    assert not set(before) & set(after)
 
 
 def test_two_notebooks_train_at_once(nb: Kernel, bare: Kernel) -> None:

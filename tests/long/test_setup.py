@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.drivers.kernel import ROOT, Kernel
+from tests.drivers.kernel import Kernel
 from tests.fakes.machine import FakeMachine
 from tests.kernel.test_setup import made, nb
 from tests.machine.machines import machine
 
 pytestmark = pytest.mark.usefixtures("lent")
-
-
-def test_doctor_import_option_shows_a_broken_torch_xla(tmp_path: Path) -> None:
-    with machine("laptop", tmp_path) as made:
-        made.file("broken/torch_xla/__init__.py", "raise ImportError('undefined symbol: _ZN2at')")
-        made.env["PYTHONPATH"] = str(made.root / "broken")
-        env = made.env | {"PYTHONPATH": f"{made.root / 'broken'}:{ROOT}"}
-        done = subprocess.run(
-            [sys.executable, "-m", "tpunb", "doctor", "--import"],
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 1
-    assert "ImportError: undefined symbol: _ZN2at" in done.stdout
-    assert "--force-reinstall" in done.stdout
 
 
 def test_device_busy_error_names_the_cell_that_took_the_tpu(nb: Kernel, made: FakeMachine) -> None:

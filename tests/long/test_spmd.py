@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.drivers.kernel import Kernel, kernel
-from tests.scenarios.test_spmd import ONE, SETUP, SPMD, nb
+from tests.scenarios.test_spmd import ONE, SPMD, nb
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -26,25 +24,3 @@ def test_spmd_in_a_debug_cell_does_not_affect_later_runs(nb: Kernel) -> None:
     assert nb.run("%%tpu_debug\nprint(xr.is_spmd(), (x + 1).sum().item())").good().stdout == (
         "True 36.0\n"
     )
-
-
-def test_spmd_in_a_debug_cell_after_a_device_was_used_is_an_error(nb: Kernel) -> None:
-    with kernel(nb.folder, file=None) as other:
-        other.run("%load_ext tpunb").good()
-        other.run(f"{SETUP.strip()}\nimport torch_xla").good()
-        other.run("%%tpu_debug\nbefore = torch.ones(2, device=torch_xla.device())").good()
-        late = other.run(f"%%tpu_debug\n{SPMD}")
-        assert "SpmdError: xr.use_spmd() was called after an XLA device was used" in late.traceback
-        assert other.value("xr.is_spmd(), before.sum().item()") == (False, 2.0)
-
-
-def test_spmd_variable_of_the_kernel_environment(nb: Kernel) -> None:
-    with kernel(nb.folder, file=None, XLA_USE_SPMD="1") as other:
-        other.run("%load_ext tpunb").good()
-        ran = other.run(
-            "%%tpu_train --cores 2\nimport torch_xla.runtime as xr\nprint(xr.is_spmd())"
-        )
-        assert f"{ONE} 2 rehearsal cores (XLA_USE_SPMD is set in the kernel's environment)" in (
-            ran.good().stdout
-        )
-        assert re.search(r"^\[0\] True$", ran.stdout, re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,66 +14,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import v4
 
-from tests.drivers.kernel import ROOT, Kernel, until
-from tests.scenarios.test_values_flow import ADD, SHOW, THREE, cell, ends, nb, shared
-from tpunb.runs.directory import list_runs
-
-
-def test_last_run_in_a_run_is_that_of_its_place_in_the_notebook(nb: Kernel) -> None:
-    first = cell(nb, ADD.format(" --name one", 1), "one").good()
-    cell(nb, "where = str(tpunb.last_run.dir)", "where").good()
-    cell(nb, ADD.format(" --name two", 1), "two").good()
-    shown = cell(nb, "%%tpu_train\nprint('dirs', where, tpunb.last_run.dir)", "show").good()
-    assert "-one" in first.screen()
-    assert re.search(r"dirs \S+-one\S* \S+-two\n", shown.printed())
-
-
-def test_returned_values_do_not_reach_a_train_cell_above(nb: Kernel) -> None:
-    cell(nb, ADD.format("", 1), "one").good()
-    two = ADD.format("", 10)
-    cell(nb, two, "two").good()
-    assert nb.value("model.weight.tolist()") == [11.0, 11.0]
-    cell(nb, two, "two").good()
-    assert nb.value("model.weight.tolist()") == [11.0, 11.0]
-    cell(nb, ADD.format("", 2), "one").good()
-    assert nb.value("model.weight.tolist()") == [2.0, 2.0]
-    assert "weight 11.0 11.0" in cell(nb, SHOW, "below").good().printed()
-
-
-def test_returned_values_stay_after_a_failed_rerun(nb: Kernel) -> None:
-    cell(nb, ADD.format(",n --out res\nn = 5", 1), "one").good()
-    failed = cell(nb, ADD.format(",n --out res\nn = 6\n1 / 0", 1), "one")
-    assert "ZeroDivisionError" in failed.red_line
-    shown = cell(nb, "%%tpu_train\nprint(n, *model.weight.tolist(), res.state)", "show").good()
-    assert "5 1.0 1.0 failed" in shown.printed()  # as in the kernel
-    assert nb.value("n, res.state == 'failed'") == (5, True)
-
-
-def test_background_handle_is_usable_in_later_runs_after_its_end(nb: Kernel) -> None:
-    waits = "while not os.path.exists('go on'): time.sleep(0.05)\nb = 7"
-    cell(nb, f"%%tpu_train --bg --returns b --out h\n{waits}", "one").good()
-    assert cell(nb, "", "wait").good()
-    refused = cell(nb, "%%tpu_train\nprint(h.state)", "two").traceback
-    assert "still running in the background: wait for it with `h.wait()`" in refused
-    nb.run("pathlib.Path('go on').touch()", "go").good()
-    until(lambda: nb.value("h.state == 'succeeded'"), "the run ends")
-    shown = cell(nb, "%%tpu_train\nprint(h.state, h.result.returns['b'])", "two").good()
-    assert "succeeded 7" in shown.printed()
-    refused = cell(nb, "%%tpu_train\nprint(b)", "two").traceback
-    assert "was never waited for: call `h.wait()`" in refused
-    cell(nb, "m = h.wait().returns['b'] + 1", "wait").good()
-    assert "7 8" in cell(nb, "%%tpu_train\nprint(b, m)", "two").good().printed()
-
-
-def test_detached_run_returns_are_available_after_attach(nb: Kernel) -> None:
-    cell(nb, "%%tpu_train --detach --returns k\nk = 3", "one").good()
-    assert cell(nb, "", "attach").good()
-    [run] = [run for run in list_runs(nb.folder / "runs") if run.read_spec().returns == ("k",)]
-    refused = cell(nb, "%%tpu_train\nprint(k)", "two").traceback
-    assert f"whose run is detached: run `%tpu_attach {run.id}`" in refused
-    cell(nb, f"%tpu_attach {run.id} --out r\nprint(k)", "attach").good()
-    shown = cell(nb, "%%tpu_train\nprint(k, r.returns, r.state)", "two").good()
-    assert "3 {'k': 3} succeeded" in shown.printed()
+from tests.drivers.kernel import ROOT
+from tests.scenarios.test_values_flow import THREE, ends
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -178,14 +178,6 @@ def test_suspended_fork_server_is_continued_for_a_run(driver: Driver) -> None:
     assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
 
 
-def test_failure_message_if_the_run_folder_is_deleted(driver: Driver) -> None:
-    train = "import os, shutil\nshutil.rmtree(os.environ['TPUNB_RUN'])\nraise ValueError('odd')"
-    failure = driver.run([], train, ranks=1).result.failure
-    assert failure is not None
-    assert failure.kind is FailureKind.LOST
-    assert "was deleted during the run" in failure.headline()
-
-
 TRAINED_APART = """
 import torch, torch_xla, torch_xla.runtime as xr
 

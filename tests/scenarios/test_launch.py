@@ -167,23 +167,6 @@ def test_interrupt_stops_the_launch_and_the_loop(nb: Kernel) -> None:
     assert not nb.working()
 
 
-def test_returns_of_a_launch_that_cannot_be_pickled(nb: Kernel) -> None:
-    ran = cell(
-        nb,
-        """
-        def hook():
-            return lambda: 1
-        result = tpunb.launch(hook, cores=1)
-        result
-        """,
-    ).good()
-    assert "value was not returned: a function cannot be pickled" in ran.screen()
-    assert nb.value("result.state, result.returns") == ("succeeded", {})
-    assert "def nothing" not in ran.screen()
-    cell(nb, "def nothing(): pass\nnone = tpunb.launch(nothing, cores=1)").good()
-    assert nb.value("none.returns") == {"value": None}
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [

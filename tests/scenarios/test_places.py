@@ -138,24 +138,6 @@ def test_interrupt_stops_every_host(nb: Kernel) -> None:
     assert result.stop.cause is StopCause.USER
 
 
-def test_interrupt_while_hosts_are_checked_starts_nothing(pod: ReachedPod, nb: Kernel) -> None:
-    before = len(list_runs(nb.folder / "runs"))
-    pod.change("h1", slow=300)
-    calls = len(pod.calls())
-    ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
-    until(lambda: sum("-G" not in call for call in pod.calls()[calls:]) >= 2, "questions")
-
-    def told() -> bool:
-        nb.read(ran)
-        return ran.statuses() == ["waiting for the hosts of place pod to answer: h0, h1"]
-
-    until(told, "what it waits for")
-    nb.interrupt()
-    assert "interrupted before the run began: nothing was started" in nb.wait(ran).traceback
-    assert ran.status == ""  # the error says it all
-    assert len(list_runs(nb.folder / "runs")) == before
-
-
 def test_interrupt_while_hosts_start_stops_them(pod: ReachedPod, nb: Kernel) -> None:
     ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
     until(lambda: newest(nb), "a run")
@@ -170,15 +152,6 @@ def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, 
     ran = train(nb, GO_ON)
     assert "h1: Permission denied (publickey)." in ran.traceback
     assert len(list_runs(nb.folder / "runs")) == before
-
-
-def test_a_run_that_may_cost_more_asks_first(pod: ReachedPod, nb: Kernel) -> None:
-    pod.set_place(cores=2, ask_above=1.0)
-    asked = nb.send("%%tpu_train --on pod\nprint(1)", "ask")
-    question = nb.client.get_stdin_msg(timeout=60)["content"]["prompt"]
-    assert "It may cost more than $1.00 (ask_above of [places.pod]). Start it? [y/N]" in question
-    nb.client.input("n")
-    assert "not started, as the answer was no" in nb.wait(asked).screen()
 
 
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
