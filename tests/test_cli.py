@@ -28,8 +28,6 @@ from tpunb.runs import listing
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.utils import files, terminal
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 COMMANDS = ("convert", "run", "lint", "diagnose", "submit", "attach", "doctor")
 LOAD = "%load_ext tpunb"
 PARAMETERS = "cores = 2\nepochs = 1\nname = 'a'"
@@ -169,16 +167,6 @@ class TestLint:
         assert program == "tpunb"
         assert cli.make_parser().parse_args([*arguments, "a.ipynb", "b.ipynb"]).notebooks
 
-    def test_lint_uses_the_rules_of_what_the_code_names(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        given = write(tmp_path / "nb.ipynb", "import torch, torch_tpu\ntorch.tpu.synchronize()")
-        assert cli.main(["lint", str(given)]) == 1
-        assert "[tpu-moved-name]" in capsys.readouterr().out
-        assert cli.main(["lint", "--backend", "torch", str(given)]) == 0
-        assert cli.main(["lint", "--backend", "xla", str(given)]) == 1
-        assert "[two-tpu-libraries]" in capsys.readouterr().out
-
 
 class TestDiagnose:
     LOG = "[0] step 1\n[1 err] OSError: [Errno 28] No space left on device\n"
@@ -215,7 +203,7 @@ class TestDiagnose:
 
 
 @pytest.fixture(scope="module")
-def two_runs(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_runs(lent: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a notebook has made a successful and a failed run."""
     folder = tmp_path_factory.mktemp("two-runs")
     train = "%%tpu_train --cores 2 --no-raise --name {name}\nimport os\n"
@@ -246,6 +234,7 @@ def test_unknown_notebook_parameter_is_refused(
     assert list(tmp_path.iterdir()) == [given]
 
 
+@pytest.mark.usefixtures("lent")
 class TestRun:
     def test_run_with_parameters_and_cores(self, tmp_path: Path) -> None:
         write(tmp_path / "nb.ipynb", LOAD, TRAIN, "print(name)", parameters=PARAMETERS)
@@ -344,12 +333,6 @@ class TestListings:
         assert out == ""
         assert re.match(r"tpunb: no matching lines in run \S+-one \(.*run\.log\)$", error)
 
-    def test_logs_followed(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["logs", "one", "--follow", "--ranks", "1"]) == 0
-        out, error = capsys.readouterr()
-        assert out == "[1] one 1\n"
-        assert re.match(r"tpunb: run \S+-one has ended: succeeded, at 20\S+ \S+, after ", error)
-
     def test_logs_remove_terminal_control_sequences(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -366,12 +349,6 @@ class TestListings:
         assert cli.main(["logs", "\x1b[31mx"]) == 1
         assert "\x1b" not in capsys.readouterr().err
         assert terminal.coloured("a\x1b]0;x\x07b") == "a␛]0;x␇b"
-
-    def test_stop(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["stop", "two"]) == 0
-        assert re.match(r"run \S+-two has ended: failed \(", capsys.readouterr().out)
-        assert cli.main(["stop"]) == 1
-        assert "last run: run " in capsys.readouterr().err
 
     def test_logs_to_a_closed_pipe(self, two_runs: Path) -> None:
         [run, _] = list_runs(two_runs / "runs")
@@ -440,17 +417,6 @@ class TestClean:
         assert "nothing was removed: standard input is not a terminal" in capsys.readouterr().err
         assert self.left(folder) == {"a", "b", "c", "lost", *self.OTHERS}
 
-    def test_clean_removes_run_folders_left_by_a_crash(self, folder: Path) -> None:
-        for name in ("empty", "early", "cut"):
-            (folder / f"20251231-235959-{name}").mkdir()
-        (folder / "20251231-235959-early/script.py").write_text("a = 1")
-        (folder / "20251231-235959-early/.spec.json.x1").write_text("{")
-        (folder / "20251231-235959-cut/spec.json").write_text("")
-        for path in folder.glob("20251231*"):
-            os.utime(path, (1_767_000_000, 1_767_000_000))
-        assert cli.main(["clean", "-y"]) == 0
-        assert self.left(folder) == self.OTHERS
-
     def test_clean_keep_and_older_than_options(self, folder: Path) -> None:
         assert cli.main(["clean", "-y", "--keep", "3"]) == 0
         assert len(self.left(folder)) == 3 + len(self.OTHERS)
@@ -474,6 +440,7 @@ class TestClean:
             assert self.left(folder) == {"on", "starting", *self.OTHERS}
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_version_and_help(tmp_path: Path) -> None:
     words = [str(Path(sys.executable).with_name("tpunb"))]
     env = {**os.environ, "COLUMNS": "100"}
@@ -492,6 +459,7 @@ def test_version_and_help(tmp_path: Path) -> None:
         assert re.search(rf"^    {name} +\w", text, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("starts_processes")
 def test_the_shell_completes_commands_and_options(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

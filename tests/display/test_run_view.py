@@ -15,9 +15,6 @@ from tpunb.runs.events import Ended, Figure, Metric, Note, Output, Phase, RanksS
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState
 
-pytestmark = pytest.mark.usefixtures("lent")
-
-
 MakeResult = Callable[..., RunResult]
 
 

@@ -18,8 +18,6 @@ from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric
 
-pytestmark = pytest.mark.usefixtures("lent")
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:

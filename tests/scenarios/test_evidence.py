@@ -14,6 +14,7 @@ import pytest
 from tests.support import Driver
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
+from tpunb.runs.metrics import read_rows
 from tpunb.runs.result import Summary
 from tpunb.utils import files, memory
 
@@ -109,6 +110,43 @@ def small_disk(starts_processes: None, tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     # Lazy: a kept prelude may have a file of its run open.
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+FULL = """\
+import os, time, tpunb
+rank = int(os.environ["RANK"])
+for step in tpunb.track(range(60)):
+    tpunb.log(step, loss=float(step))
+    if step == 20 and rank == 0:
+        try:
+            with open("fill", "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        except OSError:
+            full = True
+    if step == until and rank == 0:
+        os.unlink("fill")
+    time.sleep(0.03)
+value = 3
+"""
+
+
+@pytest.mark.parametrize("until", [40, 60], ids=["a moment", "the end"])
+def test_full_disk_loses_no_metrics_unless_it_stays_full(
+    driver: Driver, small_disk: Path, until: int
+) -> None:
+    other = Driver(small_disk)
+    other.launcher = driver.launcher
+    returns = ("value",) if until == 40 else ()
+    seen = other.run([f"until = {until}"], FULL, returns=returns, cwd=str(small_disk))
+    assert seen.result.state == "succeeded", seen.result.failures
+    steps = [(row["rank"], row["step"]) for row in read_rows(seen.result.dir / "metrics.jsonl")]
+    every = [(rank, step) for rank in (0, 1) for step in range(60)]
+    lost = seen.result.lost_records
+    assert set(steps) <= set(every)
+    assert lost == 120 - len(steps)
+    assert (lost > 0) == (until == 60)
+    assert seen.result.lacks() == ((lost and f", but {lost} of its metrics were not written") or "")
 
 
 def test_full_disk_failure_names_the_cause_and_keeps_what_was_written(
