@@ -54,13 +54,6 @@ OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
             "the process that watches the ranks was killed with SIGKILL",
             {},
         ),
-        # The first error wins, whatever becomes of telling it.
-        (
-            f"{OTHER}sys.excepthook = lambda *error: 1 / 0\nraise ValueError('odd')",
-            FailureKind.EXCEPTION,
-            "ValueError: odd",
-            {},
-        ),
         (
             f"{OTHER}resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\nfiles = []\n"
             "while True: files.append(os.open('/dev/null', os.O_RDONLY))",
@@ -69,7 +62,7 @@ OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
             {},
         ),
     ],
-    ids="_exit exec parent child SIGINT __reduce__ SIGTERM watcher excepthook descriptors".split(),
+    ids="_exit exec parent child SIGINT __reduce__ SIGTERM watcher descriptors".split(),
 )
 def test_failure_of_a_rank_that_does_not_reach_the_end_of_the_cell(
     driver: Driver, train: str, kind: FailureKind, words: str, options: dict[str, Any]
