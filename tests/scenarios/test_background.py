@@ -15,6 +15,7 @@ from textwrap import dedent
 import pytest
 
 from tests.drivers.kernel import PATIENCE, ROOT, Kernel, Ran, kernel, until
+from tests.support import left_below
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir, list_runs
 from tpunb.runs.spec import Stop
@@ -169,6 +170,8 @@ class TestDetached:
             ]
             at_work(doomed)
             of_the_kernel = doomed.processes()
+            [supervisor, *_] = [each for each in of_the_kernel if left_below(each.pid)]
+            os.kill(supervisor.pid, signal.SIGHUP)  # as of a terminal that is closed
             os.kill(doomed.pid, signal.SIGKILL)
         assert state.run_state(run) == "running"
         nb.run(f"%tpu_setup --runs '{tmp_path}/runs'", "setup").good()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.kernel import PATIENCE, until
-from tests.support import Driver, Seen, left_below
+from tests.support import Driver, Seen, fork_server, left_below
 from tpunb.kernel import launcher
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.runs import state
@@ -532,3 +532,62 @@ def test_ranks_have_the_umask_of_the_kernel(driver: Driver) -> None:
     os.umask(mine)
     seen = driver.run(["import os"], "old = os.umask(0)\nos.umask(old)\nprint(old)", ranks=1)
     assert seen.log == [f"[0] {mine}"]
+
+
+def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> None:
+    """A run survives the one, and tells of the other; the next run gets new ones."""
+    driver = Driver(tmp_path)
+    driver.warm()
+    supervisor = driver.supervisor_pid
+    server = fork_server(supervisor)
+    assert server is not None
+    seen = driver.run(
+        ["import time"],
+        "print('at work')\ntime.sleep(1)\nprint('through')",
+        when=says("at work"),
+        then=lambda run: os.kill(server.pid, signal.SIGKILL),
+    )
+    assert seen.result.state == "succeeded"
+    assert "[0] through" in seen.log
+    seen = driver.run(
+        ["import time"],
+        "print('at work')\ntime.sleep(600)",
+        when=says("at work"),
+        then=lambda run: os.kill(run._supervisor.pid, signal.SIGKILL),
+    )
+    assert seen.result.state == "failed"
+    assert seen.result.failure is not None
+    assert "the supervisor has ended" in seen.result.failure.message
+    assert sorted(driver.run([], "print(1)").log) == ["[0] 1", "[1] 1"]
+    driver.launcher.close()
+
+
+def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    first, _ = driver.start(["import time"], WAITING)
+    second, _ = driver.start([], "print('second')")
+    until(lambda: "at work" in written(first.dir.log), "the first works")
+    supervisor = driver.supervisor_pid
+    server = fork_server(supervisor)
+    assert server is not None
+    os.kill(server.pid, signal.SIGKILL)
+    first.stop(Stop(StopCause.USER, "enough"))
+    assert ended(first).state == "interrupted"
+    assert ended(second).state == "succeeded"
+    driver.launcher.close()
+
+
+def test_supervisor_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    first, _ = driver.start(["import time"], WAITING)
+    supervisor = driver.supervisor_pid
+    until(lambda: "at work" in written(first.dir.log), "the first works")
+    seen = driver.run([], "print('other')", env={"PYTHONHASHSEED": "7"})
+    assert seen.result.state == "succeeded"
+    assert state.run_state(first.dir) == "running"
+    first.stop(Stop(StopCause.USER, "enough"))
+    assert ended(first).state == "interrupted"
+    driver.launcher.retire()
+    assert processes.find_process(supervisor) is None
+    assert driver.launcher._retired == []
+    driver.launcher.close()
