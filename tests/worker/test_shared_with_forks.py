@@ -28,7 +28,10 @@ def seen_after(code: str) -> str:
         ("import os\npipe = os.pipe()", "holds a pipe open"),
         (ARROW, ""),
         (f"import os\npipe = os.pipe()\n{ARROW}", "holds a pipe open"),
-        ("import socket\ns = socket.create_server(('127.0.0.1', 0))", "holds a connection"),
+        (
+            "import socket\ns = socket.create_server(('127.0.0.1', 0))",
+            "holds a connection or a listening socket open",
+        ),
         ("file = open('written.txt', 'w')", "has written.txt open for writing"),
         ("import torch\nt = torch.zeros(3).share_memory_()", MEMORY),
         ("import multiprocessing\nv = multiprocessing.Value('i')", MEMORY),
