@@ -185,10 +185,6 @@ def test_an_optimizer_is_watched_once_and_can_be_freed() -> None:
     assert len(_watched) == before
 
 
-def test_bf16_training_on_the_cpu_matches_float64() -> None:
-    check(trained("cpu", short=True))
-
-
 def test_bf16_training_in_ranks_matches_float64(ranks: Ranks) -> None:
     for found in ranks.values(trained_in_a_rank, 2):
         check(found)
