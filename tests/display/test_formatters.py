@@ -14,6 +14,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from rich.console import Console
 
+from tests.drivers.kernel import kernel
 from tpunb.diagnostics.failure import Diagnosis, Evidence, diagnose
 from tpunb.display import formatters, status
 from tpunb.notebook.models import Cell, Snapshot
@@ -23,7 +24,6 @@ from tpunb.runs.metrics import Best
 from tpunb.runs.result import Causes, RunResult, Summary
 from tpunb.runs.spec import FailureKind, RunState
 
-pytestmark = pytest.mark.usefixtures("lent")
 MakeResult = Callable[..., RunResult]
 
 KNOWN = Diagnosis("x", "A <cause>.", "Do it.", (Evidence("line <1>", (0,)),), 1.0, "https://x/?a&b")
@@ -180,3 +180,17 @@ def test_table_of_runs(shell: InteractiveShell, tmp_path: Path) -> None:
     assert "<div>and 2 older: --all</div>" in shown
     nothing = html(shell, listing.list_runs(tmp_path))
     assert nothing == f"<div>There are no runs in {tmp_path} yet.</div>"
+
+
+@pytest.mark.usefixtures("lent")
+def test_result_card_is_shown_once_in_a_kernel(tmp_path: Path) -> None:
+    with kernel(tmp_path) as nb:
+        nb.run("%load_ext tpunb", "load").good()
+        ran = nb.run("%%tpu_train --cores 1\nimport tpunb\ntpunb.log(step=1, loss=0.5)", "train")
+        assert set(ran.good().value or {}) == {"text/plain"}
+        later = nb.run("import tpunb\ntpunb.last_run", "show").good()
+        assert later.value is not None
+        assert "<b>succeeded</b> · digits · 1 rehearsal core" in later.value["text/html"]
+        found = nb.run("tpunb.diagnose('No space left on device', 1)", "diagnose").good()
+        assert found.value is not None
+        assert "<b>Fix:</b>" in found.value["text/html"]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.drivers.kernel import PATIENCE
 from tpunb.display.front_end import FrontEnd, current_front_end
 from tpunb.display.output_budget import FIRST, NEWEST, ROOM
 from tpunb.display.run_view import RunView
@@ -17,9 +14,6 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Figure, Metric, Note, Output, Phase, RanksStarted
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState
-
-pytestmark = pytest.mark.usefixtures("lent")
-
 
 MakeResult = Callable[..., RunResult]
 
@@ -250,57 +244,3 @@ def test_run_folder_below_the_working_directory_is_shown_relative(
 
 def test_front_end_outside_a_kernel_publishes_only_text() -> None:
     assert current_front_end().publish is None
-
-
-CELL = """
-import time
-from pathlib import Path
-from tpunb.display.run_view import RunView
-from tpunb.runs.events import Metric, Output, Phase, RanksStarted
-from tpunb.runs.spec import PhaseKind
-from tpunb.runs.spec import RunSpec
-from tpunb.runs.result import RunResult
-from tpunb.runs.directory import RunDir
-
-spec = RunSpec("id", "digits", 2, "CPU", "/", (), ())
-view = RunView(spec, RunDir("runs/id"), logs=frozenset({0, 1}))
-view.show(Phase(PhaseKind.TRAINING, "training"))
-view.show(RanksStarted(0, (1, 2)))
-end = time.monotonic() + 1.5
-step = 0
-while time.monotonic() < end or step < 10:
-    for rank in range(2):
-        view.show(Output(rank, "stdout", f"step {step}\\n"))
-        view.show(Output(rank, "stderr", f"\\r{step} steps"))
-        view.show(Metric(rank, step, {"loss": 1.0}))
-    view.tick()
-    step += 1
-    time.sleep(0.05)
-view.finish(RunResult("succeeded", "digits", 2, "CPU", 0.0, 1.5, Path("runs/id")))
-"""
-
-
-def test_in_a_kernel_the_status_is_one_output_above_the_lines(
-    tmp_path: Path,
-) -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    NotebookClient(
-        notebook,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-        startup_timeout=int(PATIENCE),
-    ).execute()
-    outputs = notebook.cells[0].outputs
-    displays = [output for output in outputs if output.output_type == "display_data"]
-    streams = [output for output in outputs if output.output_type == "stream"]
-    assert len(displays) == 1
-    assert outputs[0] is displays[0]
-    assert "<b>succeeded</b>" in displays[0].data["text/html"]
-    assert displays[0].data["text/plain"].startswith("succeeded · 2 ranks · rehearsal on CPU · 1 s")
-    assert 1 <= len(streams) <= 3
-    assert {output.name for output in streams} == {"stdout"}
-    assert len(outputs) == len(displays) + len(streams)
-    text = "".join(output.text for output in streams)
-    assert text.startswith("[0-1] step 0\n[0-1] step 1\n")
-    assert text.count("[0-1] step ") >= 5
-    assert "\r" not in text

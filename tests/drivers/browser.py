@@ -134,7 +134,6 @@ def opened(
     place: Path,
     *,
     size: tuple[int, int] = (1200, 1400),
-    dark: bool = False,
 ) -> Iterator[Opened]:
     """A notebook of these cells in a browser, with a kernel; `app` is one of APPS."""
     folder = place / "notebooks"
@@ -147,9 +146,6 @@ def opened(
     news = place / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     news.parent.mkdir(parents=True)
     news.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
-    if dark:
-        theme = news.with_name("themes.jupyterlab-settings")
-        theme.write_text(json.dumps({"theme": "JupyterLab Dark"}))
     env = {name: value for name, value in os.environ.items() if name[:4] != "JPY_"}
     env |= {"PYTHONPATH": str(ROOT), "IPYTHONDIR": str(place / "ipython")}
     env |= {f"JUPYTER_{name}_DIR": str(place / name) for name in ("CONFIG", "DATA", "RUNTIME")}

@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.drivers.places import write_places
-from tests.drivers.pods import ROOT
 from tests.fakes.kaggle_kernels import FakeKaggleKernels
 
-TORCHLESS = """\
-import sys
-if any("ipykernel" in word for word in sys.orig_argv):
-    from tests.fakes import torchless
-    torchless.install()
-"""
 KEY = "s3cr3t-key-of-somebody"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -36,13 +29,6 @@ class KaggleProject:
     def set_place(self, **values: Any) -> None:
         """Write `places.toml`."""
         write_places(self.folder, kaggle={"kind": "kaggle", **values})
-
-    def without_torch(self) -> None:
-        """Sessions have ranks that are plain Python and start at once: `tests.fakes.torchless`."""
-        self._torchless.mkdir(exist_ok=True)
-        (self._torchless / "sitecustomize.py").write_text(TORCHLESS)
-        path = f"{self._torchless}{os.pathsep}{ROOT}"
-        self.service.environment["PYTHONPATH"] = path
 
     def login(self) -> dict[str, str]:
         """Variables of a process: whose Kaggle is this one, and its login."""

@@ -191,16 +191,14 @@ class Kernel:
         id: str | None = None,
         *,
         saved: bool = True,
-        recorded: bool = True,
         await_words: Sequence[str] = (),
     ) -> Ran:
         """Send a cell, and go on.
 
-        `saved`: the file is written before, as a person would. `recorded`: it is in the history;
-        what is not is no cell of the notebook.
+        `saved`: the file is written before, as a person would.
         """
         metadata: dict[str, Any] = {}
-        if self.path is not None and recorded:
+        if self.path is not None:
             id = id or f"cell-{len(self.cells)}"
             self.cells[id] = source
             metadata = {
@@ -215,7 +213,7 @@ class Kernel:
         content = {
             "code": source,
             "silent": False,
-            "store_history": recorded,
+            "store_history": True,
             "user_expressions": {},
             "allow_stdin": self.path is not None,
             "stop_on_error": True,
@@ -400,14 +398,9 @@ def _take(ran: Ran, kind: str, content: dict[str, Any]) -> None:
 
 
 @contextmanager
-def kernel(
-    folder: Path,
-    file: str | None = "digits.ipynb",
-    make: Callable[[], KernelManager] = KernelManager,
-    **env: str,
-) -> Iterator[Kernel]:
+def kernel(folder: Path, file: str | None = "digits.ipynb", **env: str) -> Iterator[Kernel]:
     """A kernel in a folder, with a notebook of this name, or none; it is shut down at the end."""
-    made = Kernel(folder, file=file, env=env, make=make)
+    made = Kernel(folder, file=file, env=env)
     try:
         yield made
     finally:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.drivers.kernel import kernel, of_interpreter
+from tests.drivers.kernel import kernel
 
 CELL = '''
 import gc
@@ -126,27 +126,8 @@ def averaged():
     return in_a_loop(batches(), average=average)
 
 
-def gathered():
-    return in_a_loop(batches(), average=gather)
-
-
 def logged():
     return in_a_loop(batches(), before=lambda step, loss: tools.log(step, loss=loss))
-
-
-def logged_without_backward():
-    alive = Alive()
-    model = net()
-    for alive.step, x in enumerate(map(lambda each: each.to(DEVICE), batches()), 1):
-        hidden = model[0](x)
-        loss = model[2](hidden).mean()
-        alive.add("hidden", hidden)
-        alive.add("loss", loss)
-        tools.log(alive.step, loss=loss)
-        end_step()
-        del loss, hidden
-        alive.look("deleted")
-    return alive.seen
 
 
 def tracked():
@@ -159,10 +140,6 @@ def loaded():
 
 def sharded():
     return in_a_loop(map(lambda batch: batch[0], tools.shard(DATA, 2)))
-
-
-def sharded_with_mask():
-    return in_a_loop(map(lambda batch: batch[0], tools.shard_with_mask(DATA, 2)))
 
 
 class Stream(IterableDataset):
@@ -244,61 +221,9 @@ def models():
     return alive.seen
 
 
-def functions():
-    """The user's own functions of the names that tpunb looks for, and frames of other kinds."""
-    alive = Alive()
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    class Trainer:
-        def step(self, x):
-            out = model(x)
-            alive.add("out", out)
-            inner = lambda: [each.mean().backward() for each in (out,)]  # out is in a cell
-            inner()
-            optimizer.step()
-            end_step()
-            del out, inner, x
-            alive.look("deleted")
-            yield
-
-    trainer = Trainer()
-    for alive.step in range(1, 4):
-        x = DATA.tensors[0].to(DEVICE, copy=True)
-        alive.add("x", x)
-        for _ in trainer.step(x):
-            del x
-            alive.look("x deleted")
-    return alive.seen
-
-
-def caught():
-    """An error of a backward hook, from which the loop goes on."""
-    alive = Alive()
-    model = net()
-
-    def fail(gradient):
-        raise ValueError("not this one")
-
-    for alive.step in range(1, 4):
-        out = model(DATA.tensors[0].to(DEVICE))
-        alive.add("out", out)
-        out.register_hook(fail)
-        try:
-            out.mean().backward()
-        except ValueError:
-            pass
-        else:
-            raise AssertionError("the hook has not raised")
-        end_step()
-        del out
-        alive.look("deleted")
-    return alive.seen
-
-
 CASES = (
-    bare, averaged, gathered, logged, logged_without_backward, tracked, loaded, sharded, streamed,
-    sharded_with_mask, positioned, autocast, called_back, accumulated, models, functions, caught,
+    bare, averaged, logged, tracked, loaded, sharded, streamed, positioned, autocast, called_back,
+    accumulated, models,
 )
 
 
@@ -333,7 +258,6 @@ tools = SimpleNamespace(
     log=lambda *args, **values: None,
     track=lambda given, total: given,
     shard=lambda data, size: DataLoader(data, size, sampler=range(12)),
-    shard_with_mask=lambda data, size: iter(DataLoader(data, size, sampler=range(12))),
     shard_stream=lambda data, size: DataLoader(data, size),
     position=lambda make: make(),
     bf16=lambda: torch.autocast(torch.device(DEVICE).type, torch.bfloat16),
@@ -366,7 +290,6 @@ tools = SimpleNamespace(
     log=tpunb.log,
     track=tpunb.track,
     shard=lambda data, size: shard(data, size, remainder="drop"),
-    shard_with_mask=lambda data, size: map(lambda each: each[0], shard(data, size)),
     shard_stream=lambda data, size: shard(DataLoader(data, size), remainder="repeat"),
     position=lambda make: iter(Position(Batches(make))),
     bf16=bf16,
@@ -388,9 +311,6 @@ def end_step():
 def average(gradients):
     xm.all_reduce("sum", gradients, scale=0.5)
 
-def gather(gradients):
-    xm.all_gather(gradients[0])
-
 def loader(batches):
     return MpDeviceLoader(batches, torch_xla.device())
 """,
@@ -408,12 +328,6 @@ def average(gradients):
     for each in gradients:
         dist.all_reduce(each)
 
-def gather(gradients):
-    if not dist.is_initialized():
-        dist.init_process_group(GROUP)
-    like = [gradients[0].clone() for _ in range(dist.get_world_size())]
-    dist.all_gather(like, gradients[0])
-
 def loader(batches):
     return batches
 """,
@@ -425,14 +339,14 @@ Seen = dict[str, dict[str, list[str]]]
 """By where, a run or %%tpu_debug, and case: what was alive for longer than in Python alone."""
 
 
-def without_tpunb(backend: str, folder: Path, python: Path) -> dict[str, list[list[str]]]:
+def without_tpunb(backend: str, folder: Path) -> dict[str, list[list[str]]]:
     """What Python alone sees: without a TPU, the CPU instead of TorchTPU."""
     stack = STACKS["torch" if backend == "torchtpu" else backend]
     script = folder / "alone.py"
     script.write_text(f"{stack}\n{PLAIN}\n{CELL}\nprint(json.dumps(look_at_all(None)))")
     env = {**os.environ, **ALONE, "PJRT_DEVICE": "CPU"}
     made = subprocess.run(
-        [str(python), str(script)], env=env, check=True, capture_output=True, text=True
+        [sys.executable, str(script)], env=env, check=True, capture_output=True, text=True
     )
     return dict(json.loads(made.stdout.splitlines()[-1]))
 
@@ -440,13 +354,13 @@ def without_tpunb(backend: str, folder: Path, python: Path) -> dict[str, list[li
 _REPORTED = ("Sequential", "Linear", "SGD", "Adam", "Parameter")
 
 
-def seen(backend: str, folder: Path, python: Path = Path(sys.executable)) -> Seen:
+def seen(backend: str, folder: Path) -> Seen:
     """What was alive for longer than in Python alone, in a rank of a run and under %%tpu_debug.
 
     %%tpu_debug reports on models and optimizers at its end, so only that counts for them.
     """
-    alone = without_tpunb(backend, folder, python)
-    with kernel(folder, make=of_interpreter(python, folder / "kernels")) as made:
+    alone = without_tpunb(backend, folder)
+    with kernel(folder) as made:
         made.run(f"%load_ext tpunb\n%tpu_setup --cores 2 --backend {backend}").good()
         made.run(f"{STACKS[backend]}\nalone = {alone}").good()
         made.run(CELL).good()

@@ -51,9 +51,3 @@ def result_of(run: RunDir) -> RunResult:
     result = run.read_result()
     assert result is not None
     return result
-
-
-def printed(run: RunDir) -> list[str]:
-    """What the ranks have printed so far, without their numbers."""
-    lines = run.log.read_text().splitlines() if run.log.exists() else []
-    return [line.partition("] ")[2] for line in lines if "[tpunb]" not in line]

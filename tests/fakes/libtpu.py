@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent import futures
@@ -68,21 +67,15 @@ class FakeLibtpu(service.RuntimeMetricServiceServicer):  # type: ignore[misc]
 
 
 @contextmanager
-def serving(
-    *processes: Sequence[FakeChip], ports: Sequence[int] = ()
-) -> Iterator[list[FakeLibtpu]]:
-    """A server for each process with its chips; `ports_of` them is for libtpu's variable.
-
-    At ports that the system chooses, if no `ports` are given.
-    """
+def serving(*processes: Sequence[FakeChip]) -> Iterator[list[FakeLibtpu]]:
+    """A server for each process with its chips; `ports_of` them is for libtpu's variable."""
     servers, fakes = [], []
     try:
-        for number, chips in enumerate(processes):
+        for chips in processes:
             server = grpc.server(futures.ThreadPoolExecutor(2))
             fake = FakeLibtpu(list(chips))
             service.add_RuntimeMetricServiceServicer_to_server(fake, server)
-            port = ports[number] if ports else 0
-            fake.port = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
+            fake.port = server.add_secure_port("localhost:0", grpc.local_server_credentials())
             server.start()
             servers.append(server)
             fakes.append(fake)
@@ -97,9 +90,3 @@ def serving(
 def ports_of(fakes: Sequence[FakeLibtpu]) -> str:
     """As TPU_RUNTIME_METRICS_PORTS has them."""
     return ",".join(str(fake.port) for fake in fakes)
-
-
-if __name__ == "__main__":  # on another host: PORT MEMORY DUTY
-    with serving([FakeChip(int(sys.argv[2]), float(sys.argv[3]))], ports=[int(sys.argv[1])]):
-        print("serves", flush=True)
-        sys.stdin.read()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.kernel import Kernel
 from tests.runs.test_listing import made
 from tpunb.display.front_end import FrontEnd
 from tpunb.kernel import panel
@@ -18,8 +17,6 @@ from tpunb.kernel.panel import PROBE_AFTER, PROBES, UPDATE_EVERY, Clicks, Panel,
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric
-
-pytestmark = pytest.mark.usefixtures("lent")
 
 
 @pytest.fixture
@@ -188,25 +185,3 @@ def test_ipykernel_private_name_exists() -> None:
 
     installed = tuple(map(int, version("ipykernel").split(".")[:2]))
     assert hasattr(BaseComm, "_reply_subshell_for") == (installed >= (7, 4))
-
-
-SHOW = """import tpunb
-from tpunb.kernel import panel
-from tpunb.runs import state
-from tpunb.runs.directory import RunDir
-run = RunDir(tpunb.last_run.dir)
-made = panel.Panel(state.read_spec(run), run)
-made.tick()
-made._probes[0].answer.value = 1
-made.tick()
-most = len(get_ipython().kernel.comm_manager.comms)
-made.end()"""
-
-
-def _train(nb: Kernel, body: str) -> int:
-    """Run a train cell with widgets available; return the number of outputs replaced in place."""
-    nb.run("%load_ext tpunb\nimport ipywidgets\nfrom os import environ", "setup").good()
-    nb.run("def rank(): return int(environ['RANK'])", "prelude").good()
-    ran = nb.run(f"%%tpu_train --cores 2\n{body}", "train").good()
-    assert "widget" not in json.dumps(list(ran.displays.values()))
-    return len(ran.cards())

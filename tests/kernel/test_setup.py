@@ -120,3 +120,21 @@ class TestKernel:
         )
         made.release_lifelines(process)
         assert not (nb.folder / "runs").exists()
+
+
+def test_device_busy_error_names_the_cell_that_took_the_tpu(nb: Kernel, made: FakeMachine) -> None:
+    device = made.root / "dev/vfio/0"
+    taking = f"import torch_xla\ntorch_xla.device()\nheld = open({str(device)!r})"
+    nb.run("import torch", "import").good()
+    number = nb.run(taking, "taking").good().number
+    nb.run("1 + 1", "later").good()
+    ran = nb.run("%%tpu_train\npass", "train")
+    assert (
+        f"DeviceBusyError: the TPU is held by this notebook's kernel (process {nb.pid}) since "
+        f"cell [{number}]"
+    ) in ran.traceback
+    assert "restart this kernel" in ran.traceback
+    card = nb.run("%tpu_setup --no-warm", "setup").good().status
+    assert "the TPU is held by this notebook's kernel" in card
+    nb.run("held.close()", "later").good()
+    assert "is held by" not in nb.run("%tpu_setup --no-warm", "setup").good().status

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.table import Samples, met, table
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,22 +44,3 @@ def test_benchmark_quick_mode_prints_its_table(which: str) -> None:
         [*found] = [line for line in done.stdout.splitlines() if line.startswith(name)]
         assert found, name
         assert not any(line.endswith("missed") for line in found), done.stdout
-
-
-def test_benchmark_ratios_compare_the_same_round() -> None:
-    slow, quick = Samples(), Samples()
-    for slow_ones, quick_ones in (([10.0], [1.0, 2.0, 9.0]), ([40.0], [4.0]), ([90.0], [9.0])):
-        slow.add(slow_ones)
-        quick.add(quick_ones)
-    assert slow.over(quick).text(1) == "10.0 (5.0–10.0)"
-    assert met(slow.over(quick), least=10.0) == met(slow, most=40.0) == "met"
-    assert met(slow.over(quick), least=10.1) == met(slow, most=39.9) == "missed"
-
-
-def test_benchmark_table_columns_are_aligned() -> None:
-    assert table([("what", "s"), ("a", "1.0"), ("longer", "2.0")]).splitlines() == [
-        "what    s",
-        "------  ---",
-        "a       1.0",
-        "longer  2.0",
-    ]

@@ -231,15 +231,6 @@ FOLLOWED = {(c.fault, c.start): c.id for c in CASES[::-1]}.values()
 """After these the launcher runs something else: what a fault leaves is not its moment's."""
 
 
-def test_fault_matrix_is_complete() -> None:
-    assert len({case.id for case in CASES}) == len(CASES) >= 100
-    for name, fault in FAULTS.items():
-        mine = [case for case in CASES if case.fault == name]
-        assert {case.moment for case in mine} == set(fault.moments.split())
-        assert {case.start for case in mine} == {"fork", "replicate"}
-        assert {case.mode for case in mine} == {"foreground", "background"}
-
-
 @pytest.fixture(scope="module")
 def disk(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
     """A file system of 4 MB; None where it cannot be mounted."""

@@ -16,8 +16,7 @@ from tests.drivers import browser as browsers
 from tests.drivers.browser import APPS, CHROMIUM, Opened
 from tests.drivers.kernel import PATIENCE, until
 from tpunb.runs import state
-from tpunb.runs.directory import RunDir, list_runs
-from tpunb.utils import processes
+from tpunb.runs.directory import list_runs
 
 pytestmark = [
     pytest.mark.usefixtures("starts_processes"),
@@ -131,21 +130,7 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     opened.shows("below", f"notebook: {opened.folder / 'renamed.ipynb'} (from the Jupyter server)")
     opened.shows("below", "factor = 3")
 
-
-def test_server_shutdown_during_a_run_leaves_no_process(opened: Opened) -> None:
-    opened.run_all()
-    opened.shows("train", "3 of 3 ranks")
-    [run] = list_runs(opened.folder / "runs")
-    pids = json.loads(_last_line(run, "RanksStarted"))["pids"]
-    ranks = [found for pid in pids if (found := processes.find_process(pid))]
-    assert len(ranks) == 3
-    opened.page.close()  # the browser goes first, and changes nothing
-    assert all(map(processes.is_alive, ranks))
     # The fixture ends the server; that no process is left after it is looked at for every test.
-
-
-def _last_line(run: RunDir, kind: str) -> str:
-    return [line for line in run.events.read_text().splitlines() if kind in line][-1]
 
 
 STEPS = """import os, time, tpunb

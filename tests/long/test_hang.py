@@ -4,26 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.scenarios.test_hang import LOOP, RANK, SILENT_WORK
+from tests.scenarios.test_hang import LOOP, SILENT_WORK
 from tests.support import Driver
 from tpunb.runs.events import Note
-
-
-@pytest.mark.parametrize(
-    "alive",
-    [
-        "x = torch.ones(2, device='xla', requires_grad=True)\n(x * x).sum().backward()\n"
-        "for _ in range(12):\n    time.sleep(0.5)\n    torch_xla.sync()",
-        "import torch_xla.core.xla_model as xm\nfor _ in range(12):\n    time.sleep(0.5)\n"
-        "    xm.rendezvous('here')",
-    ],
-    ids=["step", "collective"],
-)
-def test_no_hang_while_a_silent_loop_runs_steps_or_collectives(driver: Driver, alive: str) -> None:
-    seen = driver.run([], f"{RANK}\n{alive}", ranks=2, hang_timeout=4.0)
-    assert seen.result.state == "succeeded"
 
 
 def test_no_hang_during_silent_work(driver: Driver, tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ import pytest
 
 from tests.places.test_jobset import V6E, manifest, notebook, pod_of, project
 
-SHOW = "print(rank, world, total.item(), os.environ['WORD'])"
+IMPORTS = """import os
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr"""
+TRAIN = """rank, world = xr.global_ordinal(), xr.world_size()
+total = torch.tensor(rank + 1.0, device=torch_xla.device())
+total = xm.all_reduce('sum', total)
+print(rank, world, total.item(), os.environ['WORD'])"""
 
 
 class PodProcess:
@@ -57,31 +65,11 @@ class PodProcess:
 
 
 @pytest.mark.usefixtures("starts_processes")
-@pytest.mark.parametrize(
-    ("prelude", "train"),
-    [
-        pytest.param(
-            "import torch.distributed as dist",
-            "dist.init_process_group('gloo')\n"
-            "rank, world = dist.get_rank(), dist.get_world_size()\n"
-            "total = torch.tensor(rank + 1.0)\ndist.all_reduce(total)\n" + SHOW,
-            id="torch",
-        ),
-        pytest.param(
-            "import torch_xla\nimport torch_xla.core.xla_model as xm\n"
-            "import torch_xla.runtime as xr",
-            "rank, world = xr.global_ordinal(), xr.world_size()\n"
-            "total = torch.tensor(rank + 1.0, device=torch_xla.device())\n"
-            "total = xm.all_reduce('sum', total)\n" + SHOW,
-            id="torch_xla",
-        ),
-    ],
-)
 def test_pods_of_a_manifest_train_together(
-    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, prelude: str, train: str
+    project: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (project / "places.toml").write_text(V6E.replace("4x4", "2x4"))
-    notebook(f"import os\nimport torch\n{prelude}", f"%%tpu_train --env WORD=hush\n{train}")
+    notebook(IMPORTS, f"%%tpu_train --env WORD=hush\n{TRAIN}")
     objects = manifest(capsys)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

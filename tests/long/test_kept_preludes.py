@@ -197,38 +197,3 @@ def test_idle_kept_preludes_and_their_supervisor_end(
     seen, executed = notebook.run()
     assert (executed, seen.result.state) == ([0, 1, 2, 3], "succeeded")
     driver.launcher.close()
-
-
-def test_kept_preludes_match_a_model_under_random_edits(notebook: Notebook) -> None:
-    """Random edits, executions and runs beside a model of the rules."""
-    dice = random.Random(20)
-    kept: list[tuple[int, str]] = []
-    notebook.cells, notebook.numbers, notebook.ids = [], [], []
-    train = "print(globals().get('state', {}).get('seen'))"
-    highest, stamp = 0, 0
-    for _ in range(25):
-        for _ in range(dice.randrange(3)):
-            action = dice.choice(["edit", "again", "insert", "delete"])
-            if action == "insert" or not notebook.cells:
-                at = dice.randint(0, len(notebook.cells))
-                notebook.insert(at, "pass", 0)
-            else:
-                at = dice.randrange(len(notebook.cells))
-            highest, stamp = highest + 1, stamp + 1
-            if action == "delete":
-                notebook.delete(at)
-            elif action == "edit":
-                # Executed in the kernel too, as a cell that was edited has to be.
-                notebook.cells[at] = f"state.setdefault('seen', []).append({stamp})"
-                notebook.numbers[at] = highest
-            else:
-                notebook.numbers[at] = highest
-        seen, executed = notebook.run(train, ranks=1)
-        now = list(zip(notebook.numbers, notebook.sources(), strict=True))
-        same = next((i for i, (a, b) in enumerate(zip(kept, now, strict=False)) if a != b), None)
-        first = min(len(kept), len(now)) if same is None else same
-        assert executed == notebook.ids[first:]
-        # A longer one that was kept is still there if this one is its beginning.
-        kept = kept if same is None and len(kept) > len(now) else now
-        values = [int(cell.split("(")[-1][:-1]) for cell in notebook.cells if "seen" in cell]
-        assert seen.log == [f"[0] {values or None}"]

@@ -33,26 +33,3 @@ def test_tour_of_features_with_the_packages_of_colab(tmp_path: Path) -> None:
     assert replaced == []
     found = tour.visit(python, tmp_path / "tour", environment.env)
     assert not any(found.values()), "\n".join(found.values())
-
-
-def test_published_package_list_becomes_registry_releases() -> None:
-    text = """
-        # a comment
-        numpy==2.1.3
-        torch @ https://example.com/torch-2.9.0%2Bcpu-cp313-cp313-manylinux_2_28_x86_64.whl
-        en_core_web_sm @ https://example.com/en_core_web_sm-3.8.0-py3-none-any.whl#sha256=19
-        https://example.com/torch_xla-${TORCH_VERSION}-${TAG}-${TAG}-manylinux_2_28_x86_64.whl
-        git+https://example.com/deepmind/dm-haiku
-        google-colab @ file:///dist/google_colab-1.0.0.tar.gz
-        dbus-python==1.2.18
-        python-lsp-server[all]
-        tensorflow-cpu==${TENSORFLOW_VERSION}
-        """
-    versions = "# comment\nTORCH_VERSION=2.8.0\nTAG=cp312\nTENSORFLOW_VERSION=2.20.0\n"
-    assert list(matrix.requirements(text, versions)) == [
-        "numpy==2.1.3",
-        "torch==2.9.0",
-        "torch-xla==2.8.0",
-        "python-lsp-server[all]",
-        "tensorflow-cpu==2.20.0",
-    ]

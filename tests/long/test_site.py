@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shutil
@@ -11,7 +10,6 @@ import sys
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import nbformat
@@ -36,15 +34,6 @@ OUTPUTS = [
         },
     ),
 ]
-
-
-def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_build", ROOT / "docs/site/build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -138,47 +127,3 @@ def test_site_shows_notebooks_with_outputs(site: Path) -> None:
     assert "[0] trained on 4 cores" in page
     assert "a run's <b>card</b>" in page
     assert "widget" not in page.partition("<article")[2]
-
-
-def test_site_reexecutes_notebooks_after_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build = builder()
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    monkeypatch.setattr(build, "EXECUTED", tmp_path / "executed")
-    (tmp_path / "tpunb").mkdir()
-    (tmp_path / "tpunb/new.py").write_text("")
-    (tmp_path / "notebooks/models").mkdir(parents=True)
-    one, two = Path("notebooks/models/one.ipynb"), Path("notebooks/two.ipynb")
-
-    def write(path: Path, *cells: str) -> None:
-        made = [nbformat.v4.new_code_cell(cell) for cell in cells]
-        nbformat.write(nbformat.v4.new_notebook(cells=made), tmp_path / path)
-
-    write(
-        one,
-        "%load_ext tpunb",
-        "open('../two.ipynb').close()",
-        "%%tpu_train --cores 1\nprint('did')",
-    )
-    write(two, "undefined")
-    assert build.notebooks() == [one, two]
-    assert build.execute(one)
-    assert "executing notebooks/models/one.ipynb" in capsys.readouterr().out
-    shown = nbformat.read(tmp_path / "executed" / one, as_version=4)
-    assert "did" in "".join(out.get("text", "") for out in shown.cells[2].outputs)
-    saved = nbformat.read(tmp_path / one, as_version=4)
-    assert not any(cell.outputs for cell in saved.cells)
-
-    assert build.execute(one)
-    assert capsys.readouterr().out == ""
-    key = build.key_of(one)
-    write(two, "1 / 0")  # the first one names it
-    assert build.key_of(one) != key
-    key = build.key_of(one)
-    (tmp_path / "tpunb/new.py").write_text("changed = True")
-    assert build.key_of(one) != key
-
-    assert not build.execute(two)
-    assert "notebooks/two.ipynb failed" in capsys.readouterr().err
-    assert not (tmp_path / "executed" / two).exists()

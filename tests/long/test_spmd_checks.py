@@ -9,7 +9,6 @@ import torch
 
 from tests.support import Driver, Seen
 from tpunb.runs.events import Output
-from tpunb.runs.spec import Stop
 
 CORES = 4
 SETUP = """
@@ -137,27 +136,6 @@ def test_spmd_run_that_never_calls_use_spmd_logs_a_note(driver: Driver) -> None:
     assert any("SPMD was never switched on in this run" in line for line in seen.log)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "exec('xr.use_spmd()')",
-        "os.environ['XLA_USE_SPMD'] = '1'\n" + MESH.replace("xr.use_spmd()", "") + MODEL,
-    ],
-)
-@pytest.mark.parametrize("replicate", [None, "asked"])
-def test_spmd_in_one_of_several_ranks_is_refused(
-    driver: Driver, call: str, replicate: str | None
-) -> None:
-    seen = driver.run([SETUP], call, replicate=replicate)
-    failure = seen.result.failure
-    assert failure is not None
-    assert (failure.type, failure.cell) == ("SpmdError", 2), failure
-    assert "this is one of 2 processes" in failure.message
-    assert "begin the train cell with `import torch_xla.runtime as xr; xr.use_spmd()`" in (
-        failure.message
-    )
-
-
 def test_spmd_switched_on_in_the_prelude_of_several_ranks_names_the_cell(driver: Driver) -> None:
     seen = driver.run([SETUP, "exec('xr.use_spmd()')"], "print('never')")
     failure = seen.result.failure
@@ -165,38 +143,6 @@ def test_spmd_switched_on_in_the_prelude_of_several_ranks_names_the_cell(driver:
     assert failure.rank is None
     assert failure.message.startswith("cell [2] has switched SPMD on")
     assert not any("never" in line for line in seen.log)
-
-
-def test_spmd_on_one_core_works_undetected(driver: Driver) -> None:
-    seen = driver.run([SETUP], f"exec({MESH!r})\n{MODEL}\nprint(cores, step().item() > 0)", ranks=1)
-    assert printed(seen) == ["1 True"], seen.result
-
-
-@pytest.mark.parametrize(
-    "ask",
-    ["xm.get_xla_supported_devices()", "xr.addressable_device_count()", "torch_xla.devices()"],
-)
-def test_two_devices_in_a_rank_are_refused(driver: Driver, ask: str) -> None:
-    """As threads drive them on a TPU v2 or v3: torch_xla's own spawn does."""
-    seen = driver.run([SETUP], f"os.environ['CPU_NUM_DEVICES'] = '2'\n{ask}")
-    failure = seen.result.failure
-    assert failure is not None
-    assert (failure.type, failure.cell, failure.line) == ("SetupError", 2, 2)
-    assert failure.message.startswith("this process has 2 XLA devices, but a rank has one")
-
-
-def test_hang_of_an_spmd_run_names_its_line(driver: Driver) -> None:
-    seen = spmd(driver, MESH, MODEL, "step().item()\ntime.sleep(600)", hang_timeout=8.0)
-    assert seen.result.state == "hung"
-    assert seen.result.failure is not None
-    assert "rank 0: at cell [2]" in seen.result.failure.message
-    assert "time.sleep(600)" in seen.result.failure.message
-
-
-def test_no_hang_while_spmd_steps_continue(driver: Driver) -> None:
-    loop = "end = time.monotonic() + 10\nwhile time.monotonic() < end:\n    step()\nprint('end')"
-    seen = spmd(driver, MESH, MODEL, loop, hang_timeout=6.0)
-    assert printed(seen) == ["end"], seen.result
 
 
 def test_retry_of_an_spmd_run_resumes_from_the_checkpoint(driver: Driver) -> None:

@@ -31,7 +31,7 @@ def pod(_pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReachedPo
     yield _pod
     _pod.set_place()
     for host in _pod.names:
-        _pod.change(host, refuses=None, env=None, path=None)
+        _pod.change(host, refuses=None, slow=None, env=None, path=None)
     _pod.wait_until_empty()
 
 

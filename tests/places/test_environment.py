@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tpunb.places.config import find_place
 from tpunb.places.errors import HostsError
 from tpunb.places.place import Cancelled
 from tpunb.places.transport import make_transport
+from tpunb.utils.version import __version__, package_digest
 
 
 def test_lock_lists_the_installed_packages() -> None:
@@ -91,3 +93,22 @@ def test_environment_install_can_be_cancelled(pod: ReachedPod) -> None:
     pod.set_place(environment="make", folder="~/.third")
     with pytest.raises(Cancelled):
         made(pod, cancelled=True)
+
+
+@pytest.mark.usefixtures("starts_processes")
+@pytest.mark.usefixtures("small")
+def test_environment_with_this_tpunb_is_installed_once_on_hosts(pod: ReachedPod) -> None:
+    pod.set_place(environment="make")
+    report, told = made(pod)
+    assert told == ["installing 0 packages with uv on h0, h1 (once)"]
+    for name, host in report.answered:
+        assert host.python == f"{pod.folder}/homes/{name}/.tpunb/env/bin/python"
+        assert host.versions["tpunb"] == __version__
+    python = report.answered[0][1].python
+    code = "from tpunb.utils import version; print(version.package_digest(), version.__file__)"
+    digest, file = subprocess.run(
+        [python, "-I", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert digest == package_digest()
+    assert file.startswith(f"{pod.folder}/homes/h0/.tpunb/env/")
+    assert made(pod)[1] == []

@@ -54,13 +54,6 @@ OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
             "the process that watches the ranks was killed with SIGKILL",
             {},
         ),
-        # The first error wins, whatever becomes of telling it.
-        (
-            f"{OTHER}sys.excepthook = lambda *error: 1 / 0\nraise ValueError('odd')",
-            FailureKind.EXCEPTION,
-            "ValueError: odd",
-            {},
-        ),
         (
             f"{OTHER}resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\nfiles = []\n"
             "while True: files.append(os.open('/dev/null', os.O_RDONLY))",
@@ -69,7 +62,7 @@ OTHER = "\nif os.environ['RANK'] == '0':\n    time.sleep(600)\n"
             {},
         ),
     ],
-    ids="_exit exec parent child SIGINT __reduce__ SIGTERM watcher excepthook descriptors".split(),
+    ids="_exit exec parent child SIGINT __reduce__ SIGTERM watcher descriptors".split(),
 )
 def test_failure_of_a_rank_that_does_not_reach_the_end_of_the_cell(
     driver: Driver, train: str, kind: FailureKind, words: str, options: dict[str, Any]
@@ -176,14 +169,6 @@ def test_suspended_fork_server_is_continued_for_a_run(driver: Driver) -> None:
     assert server is not None
     os.kill(server.pid, signal.SIGSTOP)
     assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
-
-
-def test_failure_message_if_the_run_folder_is_deleted(driver: Driver) -> None:
-    train = "import os, shutil\nshutil.rmtree(os.environ['TPUNB_RUN'])\nraise ValueError('odd')"
-    failure = driver.run([], train, ranks=1).result.failure
-    assert failure is not None
-    assert failure.kind is FailureKind.LOST
-    assert "was deleted during the run" in failure.headline()
 
 
 TRAINED_APART = """

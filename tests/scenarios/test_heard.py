@@ -6,7 +6,6 @@ clicks, to a subshell of ipykernel 7.
 
 from __future__ import annotations
 
-import fcntl
 import queue
 import time
 from collections.abc import Iterator
@@ -172,37 +171,3 @@ def test_panel_click_is_handled_while_the_cell_runs_in_cell_order(
         # The page was told that the click was dealt with, or it would not send the next.
         order = [name for name in page.idle if name in (click, watch.message, below[0].message)]
         assert order == [click, watch.message, below[0].message]
-
-
-def test_panel_after_attach_and_leaving_with_an_interrupt(tmp_path: Path) -> None:
-    run = made(tmp_path / "runs", "far")
-    stdout = run.attempt(0, 1) / "stdout.log"
-    stdout.parent.mkdir(parents=True)
-    stdout.write_text("line\n" * 100)
-    run.log.write_text("[1] of the log\n")
-    with kernel(tmp_path) as nb, open(run.lock) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as its supervisor does for as long as it lives
-        nb.run("%load_ext tpunb", "setup").good()
-        page = Page(nb)
-        ran = nb.send("%tpu_attach", "attach")
-        told = page.panel()
-        # What it has written until now stands below it, though it came before the answer.
-        kinds = ("display_data", "stream", "update_display_data")
-        card, place, *_ = [one for one in told if one["msg_type"] in kinds]
-        for one in (card, place):  # the page took these in, and not the cell's driver
-            ran.displays[one["content"]["transient"]["display_id"]] = one["content"]["data"]
-        assert "Stop following</button>" in card["content"]["data"]["text/html"]
-        assert place["content"]["data"] == {
-            "text/plain": f"log: runs/{run.id}/run.log (%tpu_logs searches it)"
-        }
-        assert told[-1]["content"]["transient"] == place["content"]["transient"]
-        page.say(page.comm("TabModel"), selected_index=1)
-        page.shows("[1] of the log</pre>")
-        page.prints("line")
-
-        nb.interrupt()
-        nb.wait(ran).good()
-        left = ran.displays[card["content"]["transient"]["display_id"]]["text/html"]
-        assert "still running; no longer shown here" in left
-        assert "<button" not in left
-        assert ran.displays[place["content"]["transient"]["display_id"]] == place["content"]["data"]

@@ -11,6 +11,7 @@ import pytest
 from tests.drivers.kernel import Kernel, Ran, kernel
 
 MODULES = "above inner zipped sited variable spaced.one spaced.two benchmarks.mine".split()
+SETUP = "%load_ext tpunb\n%tpu_setup --cores 2 --backend torch"
 SHOW = "print([(name, importlib.import_module(name).VALUE) for name in MODULES])"
 
 
@@ -49,14 +50,7 @@ def of_both(ran: Ran, line: str) -> bool:
     return f"[0-1] {line}" in lines or {f"[0] {line}", f"[1] {line}"} <= {*lines}
 
 
-def setup(nb: Kernel, backend: str) -> None:
-    nb.run(f"%load_ext tpunb\n%tpu_setup --cores 2 --backend {backend}", "load").good()
-
-
-@pytest.mark.parametrize("backend", ["xla", "torch"])
-def test_entries_relative_to_the_kernels_folder_lead_ranks_to_the_same_modules(
-    nb: Kernel, backend: str
-) -> None:
+def test_entries_relative_to_the_kernels_folder_lead_ranks_to_the_same_modules(nb: Kernel) -> None:
     nb.run(
         "import importlib, os, site, sys\n"
         "sys.path.insert(0, 'src')\n"
@@ -65,7 +59,7 @@ def test_entries_relative_to_the_kernels_folder_lead_ranks_to_the_same_modules(
         f"MODULES = {MODULES!r}",
         "path",
     ).good()
-    setup(nb, backend)
+    nb.run(SETUP, "load").good()
     here = nb.run(SHOW).good().stdout.strip()
     ran = nb.run(f"%%tpu_train\nimport queue\n{SHOW}\nprint(queue.Queue.__name__)", "train")
     assert of_both(ran, here)
@@ -76,14 +70,11 @@ def test_entries_relative_to_the_kernels_folder_lead_ranks_to_the_same_modules(
     assert of_both(ran, "first another zip")
 
 
-@pytest.mark.parametrize("backend", ["xla", "torch"])
-def test_modules_that_were_found_before_the_folder_changed_are_found_in_a_run(
-    nb: Kernel, backend: str
-) -> None:
+def test_modules_that_were_found_before_the_folder_changed_are_found_in_a_run(nb: Kernel) -> None:
     write(nb.folder / "repo" / "model", block="repo")
     (nb.folder / "repo" / "data").mkdir()
     (nb.folder / "repo" / "data" / "spawned.py").write_text("def work(): pass\n")
-    setup(nb, backend)
+    nb.run(SETUP, "load").good()
     nb.run(
         "import importlib.util, os, sys\nsys.path.append('src')\n"
         "assert importlib.util.find_spec('inner')",

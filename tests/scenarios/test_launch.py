@@ -167,23 +167,6 @@ def test_interrupt_stops_the_launch_and_the_loop(nb: Kernel) -> None:
     assert not nb.working()
 
 
-def test_returns_of_a_launch_that_cannot_be_pickled(nb: Kernel) -> None:
-    ran = cell(
-        nb,
-        """
-        def hook():
-            return lambda: 1
-        result = tpunb.launch(hook, cores=1)
-        result
-        """,
-    ).good()
-    assert "value was not returned: a function cannot be pickled" in ran.screen()
-    assert nb.value("result.state, result.returns") == ("succeeded", {})
-    assert "def nothing" not in ran.screen()
-    cell(nb, "def nothing(): pass\nnone = tpunb.launch(nothing, cores=1)").good()
-    assert nb.value("none.returns") == {"value": None}
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -217,3 +200,54 @@ def test_launch_in_a_thread_is_refused(nb: Kernel) -> None:
     ).good()
     assert "was called in a thread" in nb.value("refused[0]")
     assert ran.statuses() == []
+
+
+def test_launch_cells_are_left_out_of_other_runs(nb: Kernel) -> None:
+    cell(
+        nb,
+        """
+        def one(x):
+            return x
+        def sweep(*xs):
+            return [tpunb.launch(one, (x,), cores=1, ranks="none").returns["value"] for x in xs]
+        """,
+        "above",
+    ).good()
+    cell(nb, "base = 3\nfound = sweep(1, 2)", "sweep").good()
+    assert nb.value("found") == [1, 2]
+    ran = cell(nb, "%%tpu_train --cores 1\nprint('base', base, 'found', found)").good()
+    assert "[0] base 3 found [1, 2]" in ran.stdout
+    assert len(ran.statuses()) == 1
+    cell(nb, "pass", "sweep").good()
+
+
+def test_launch_results_are_available_in_later_runs(nb: Kernel) -> None:
+    cell(
+        nb,
+        """
+        def pretrain(rate):
+            return {"w": torch.full((2,), rate)}
+        results = []
+        first = tpunb.launch(pretrain, (0.5,), cores=1)
+        for rate in (1.0, 2.0):
+            results.append(tpunb.launch(pretrain, (rate,), cores=1))
+        weights = tpunb.launch(pretrain, (4.0,), cores=1).value
+        """,
+        "above",
+    ).good()
+    cell(nb, "w = first.returns['value']['w']\nprint(first)", "sweep").good()
+    ran = cell(
+        nb,
+        """
+        def finetune():
+            sums = [result.value["w"].sum().item() for result in results]
+            return w.tolist(), sums, weights["w"].tolist(), rate
+        again = tpunb.launch(finetune, cores=2)
+        print(again.value)
+        """,
+    ).good()
+    assert "([0.5, 0.5], [2.0, 4.0], [4.0, 4.0], 2.0)" in ran.stdout
+    rates = nb.value("tpunb.runs().query('name == \"pretrain\"')['params.rate'].tolist()")
+    assert rates == [4.0, 2.0, 1.0, 0.5]
+    cell(nb, "pass", "above").good()
+    cell(nb, "pass", "sweep").good()

@@ -6,22 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.kernel import PATIENCE, until
-from tests.support import Driver, Seen, left_below
+from tests.support import Driver, Seen, fork_server, left_below
 from tpunb.kernel import launcher
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Event, Note, Output, Phase, RanksStarted, Stopping
+from tpunb.runs.events import Event, Note, Output, Phase, Stopping
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import FailureKind, Stop, StopCause
-from tpunb.utils import files, processes
+from tpunb.utils import processes
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
@@ -283,26 +282,6 @@ class TestFailures:
         assert "cell [2], line 3: xm.all_reduce('sum', [x[:2]])" in result.failure.message
         assert "cell [2], line 4: xm.all_reduce('sum', [x])" in result.failure.message
 
-    @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise ValueError"])
-    def test_collective_left_by_a_rank_names_that_rank_as_the_cause(
-        self, driver: Driver, end: str
-    ) -> None:
-        result = driver.run(
-            ["import os, time, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
-            f"""
-            x = torch.ones(3, device=torch_xla.device())
-            xm.all_reduce('sum', [x])
-            if os.environ['RANK'] == '1':
-                time.sleep(0.3)
-                {end}
-            xm.all_reduce('sum', [x])
-            """,
-            ranks=3,
-        ).result
-        assert result.failure is not None
-        assert result.failure.rank == 1
-        assert {failure.type for failure in result.failures[1:]} <= {"PeerLostError"}
-
     @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
     def test_crash_of_a_rank_by_a_signal_names_cell_and_line(
         self, driver: Driver, name: str
@@ -320,79 +299,9 @@ class TestFailures:
             assert (failure.cell, failure.line) == (2, 3)
         assert len(result.failures) == 1
 
-    @pytest.mark.parametrize(
-        ("source", "words"),
-        [
-            ("import os; os._exit(7)", "the prelude ended with exit code 7"),
-            ("import os; os._exit(0)", "the prelude ended before the train cell (os._exit(0), "),
-            (
-                "import os; os.kill(os.getpid(), 11)",
-                "SIGSEGV (a segmentation fault in native code) in cell [2], line 1",
-            ),
-            ("import sys; sys.exit()", "ends the prelude before the train cell"),
-        ],
-    )
-    def test_prelude_crash_or_exit_names_its_cell(
-        self, driver: Driver, source: str, words: str
-    ) -> None:
-        result = driver.run(["a = 1", source], "print('never')").result
-        failure = result.failure
-        assert failure is not None
-        assert words in failure.headline()
-        assert failure.cell == 2
-
-    def test_child_process_left_by_a_rank_is_ended(self, driver: Driver) -> None:
-        seen = driver.run(
-            ["import subprocess, sys"],
-            """
-            child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],
-                                     start_new_session=True)
-            print(child.pid)
-            """,
-            ranks=1,
-        )
-        assert seen.result.state == "succeeded"
-        assert processes.find_process(int(seen.log[0].split()[1])) is None
-
-    def test_prelude_that_closes_its_standard_streams(self, driver: Driver) -> None:
-        """What is opened next does not become a rank's standard error, and grow with it."""
-        seen = driver.run(["import os\nfor fd in range(3):\n    os.close(fd)"], "print('trained')")
-        assert seen.result.state == "succeeded"
-        assert sorted(seen.log) == ["[0] trained", "[1] trained"]
-
 
 class TestStops:
     """One SIGINT, time to save, and nothing is left, whatever the ranks are doing."""
-
-    SLEEP = "time.sleep(600)"
-    # An interrupt that comes before the call does not end it either.
-    NATIVE = (
-        "import hashlib\nwhile True:\n    try:\n"
-        "        hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)\n"
-        "    except KeyboardInterrupt:\n        pass"
-    )
-
-    @pytest.mark.parametrize("work", [SLEEP, NATIVE], ids=["sleep", "native"])
-    def test_stop_interrupts_ranks_in_python_and_native_code(
-        self, driver: Driver, work: str
-    ) -> None:
-        seen = driver.run(
-            ["import time"],
-            f"print('at work')\n{work}",
-            when=says("at work"),
-            then=lambda run: run.stop(Stop(StopCause.USER, "interrupted")),
-            grace=1.0 if work == self.NATIVE else 600.0,
-        )
-        assert seen.result.state == "interrupted"
-        assert seen.result.returncode == 130
-        assert seen.result.failures == ()
-        steps = [stop.step for stop in seen.of(Stopping)]
-        if work == self.NATIVE:
-            # On a busy machine 0.4 s may be too short to end after SIGTERM.
-            assert steps[:2] == ["SIGINT", "SIGTERM"]
-        else:
-            assert steps == ["SIGINT"]
-        assert below(driver) == []
 
     def test_stop_kills_ranks_that_ignore_signals(self, driver: Driver) -> None:
         seen = driver.run(
@@ -408,33 +317,6 @@ class TestStops:
             grace=0.3,
         )
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT", "SIGTERM", "SIGKILL"]
-        assert below(driver) == []
-
-    def test_stop_of_ranks_suspended_by_sigstop(self, driver: Driver) -> None:
-        def freeze_and_stop(run) -> None:  # type: ignore[no-untyped-def]
-            for process in below(driver):
-                os.kill(process.pid, signal.SIGSTOP)
-            run.stop(Stop(StopCause.USER, "interrupted"))
-
-        seen = driver.run(
-            ["import time"],
-            "print('at work')\ntime.sleep(600)",
-            when=says("at work"),
-            then=freeze_and_stop,
-            grace=0.5,
-        )
-        assert seen.result.state == "interrupted"
-        assert below(driver) == []
-
-    def test_stop_during_the_prelude(self, driver: Driver) -> None:
-        seen = driver.run(
-            ["import time\ntime.sleep(600)"],
-            "print('never')",
-            when=lambda event: isinstance(event, Phase),
-            then=lambda run: run.stop(Stop(StopCause.USER, "interrupted")),
-        )
-        assert seen.result.state == "interrupted"
-        assert not seen.of(RanksStarted)
         assert below(driver) == []
 
 
@@ -591,56 +473,8 @@ class TestOthersAsk:
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
         assert below(driver) == []
 
-    def test_second_stop_request_skips_the_grace_period(self, driver: Driver) -> None:
-        def twice(run: Run) -> None:
-            files.append_text(run.dir.requests, "what is this?\n[1]\n")  # changes nothing
-            state.request_stop(run.dir, Stop(reason="once"))
-            until(lambda: state.run_state(run.dir) == "stopping", "the first step")
-            [line, last] = state.stop_run(run.dir, "twice")
-            assert line.endswith(
-                "is already being stopped: the rest of its grace period is skipped"
-            )
-            assert "has ended: interrupted (once)" in last
-
-        seen = driver.run(
-            ["import time"],
-            "while True:\n    try:\n        print('at work')\n        time.sleep(600)\n"
-            "    except KeyboardInterrupt:\n        pass",
-            when=says("at work"),
-            then=twice,
-            grace=600.0,
-        )
-        assert seen.result.reason == "once"
-        assert seen.seconds < 100
-
 
 class TestTheQueue:
-    def test_queued_runs_of_one_launcher_run_one_after_the_other(self, driver: Driver) -> None:
-        first, _ = driver.start(["import time"], WAITING)
-        second, _ = driver.start([], "print('second')")
-        third, _ = driver.start([], "print('third')")
-        until(lambda: state.run_state(second.dir) == "waiting", "the second waits")
-        until(lambda: state.run_state(third.dir) == "waiting", "the third waits")
-        until(lambda: "at work" in written(first.dir.log), "the first works")
-        assert state.run_state(first.dir) == "running"
-        [line] = [line for line in state.stop_run(third.dir, "not needed") if "has ended" in line]
-        assert "interrupted (not needed)" in line
-        assert state.run_state(first.dir) == "running"
-        state.request_stop(first.dir, Stop(reason="next"))
-        assert ended(first).state == "interrupted"
-        seen = [event for event in second.events() if isinstance(event, Phase)]
-        since = time.strftime("%H:%M", time.localtime(first.dir.spec.stat().st_mtime))
-        assert [phase.text for phase in seen] == [
-            f"waits for run {first.dir.id} (2 CPU cores, since {since})",
-            "starting",
-            "training",
-            "succeeded",
-        ]
-        assert second.result().state == "succeeded"
-        result = ended(third)
-        assert (result.state, result.reason, result.failures) == ("interrupted", "not needed", ())
-        assert not third.dir.log.exists()
-
     def test_device_is_used_by_one_launcher_at_a_time(
         self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -661,15 +495,6 @@ class TestTheQueue:
         assert told.text.startswith(f"waits for run {first.dir.id} (2 CPU cores, since ")
         assert ended(first).state == "failed"
         other.launcher.close()
-
-
-def test_result_that_cannot_be_written_gives_a_lost_run(driver: Driver) -> None:
-    seen = driver.run(
-        ["import os"], "os.makedirs(os.environ['TPUNB_RUN'] + '/result.json/x')", ranks=1
-    )
-    assert seen.result.failure is not None
-    assert seen.result.failure.kind is FailureKind.LOST
-    assert driver.run([], "print('next')").result.state == "succeeded"
 
 
 def test_supervisor_log_lists_the_steps_of_a_run(driver: Driver) -> None:
@@ -695,13 +520,6 @@ def test_attach_shows_the_end_of_a_very_long_log(driver: Driver) -> None:
     assert list(run.events())[-1] == seen.events[-1]
 
 
-def test_run_files_are_private_to_the_user(driver: Driver) -> None:
-    seen = driver.run(["a = 1"], "print(a)")
-    for path in [seen.result.dir, *seen.result.dir.glob("*")]:
-        if path.is_file() or path == seen.result.dir:
-            assert path.stat().st_mode & 0o077 == 0, path
-
-
 def test_deleted_run_folder_fails_only_its_own_run(driver: Driver) -> None:
     seen = driver.run(["import os, shutil"], "shutil.rmtree(os.environ['TPUNB_RUN'])", ranks=1)
     assert seen.result.failure is not None
@@ -714,3 +532,62 @@ def test_ranks_have_the_umask_of_the_kernel(driver: Driver) -> None:
     os.umask(mine)
     seen = driver.run(["import os"], "old = os.umask(0)\nos.umask(old)\nprint(old)", ranks=1)
     assert seen.log == [f"[0] {mine}"]
+
+
+def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> None:
+    """A run survives the one, and tells of the other; the next run gets new ones."""
+    driver = Driver(tmp_path)
+    driver.warm()
+    supervisor = driver.supervisor_pid
+    server = fork_server(supervisor)
+    assert server is not None
+    seen = driver.run(
+        ["import time"],
+        "print('at work')\ntime.sleep(1)\nprint('through')",
+        when=says("at work"),
+        then=lambda run: os.kill(server.pid, signal.SIGKILL),
+    )
+    assert seen.result.state == "succeeded"
+    assert "[0] through" in seen.log
+    seen = driver.run(
+        ["import time"],
+        "print('at work')\ntime.sleep(600)",
+        when=says("at work"),
+        then=lambda run: os.kill(run._supervisor.pid, signal.SIGKILL),
+    )
+    assert seen.result.state == "failed"
+    assert seen.result.failure is not None
+    assert "the supervisor has ended" in seen.result.failure.message
+    assert sorted(driver.run([], "print(1)").log) == ["[0] 1", "[1] 1"]
+    driver.launcher.close()
+
+
+def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    first, _ = driver.start(["import time"], WAITING)
+    second, _ = driver.start([], "print('second')")
+    until(lambda: "at work" in written(first.dir.log), "the first works")
+    supervisor = driver.supervisor_pid
+    server = fork_server(supervisor)
+    assert server is not None
+    os.kill(server.pid, signal.SIGKILL)
+    first.stop(Stop(StopCause.USER, "enough"))
+    assert ended(first).state == "interrupted"
+    assert ended(second).state == "succeeded"
+    driver.launcher.close()
+
+
+def test_supervisor_that_no_later_run_can_use_ends_with_its_run(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    first, _ = driver.start(["import time"], WAITING)
+    supervisor = driver.supervisor_pid
+    until(lambda: "at work" in written(first.dir.log), "the first works")
+    seen = driver.run([], "print('other')", env={"PYTHONHASHSEED": "7"})
+    assert seen.result.state == "succeeded"
+    assert state.run_state(first.dir) == "running"
+    first.stop(Stop(StopCause.USER, "enough"))
+    assert ended(first).state == "interrupted"
+    driver.launcher.retire()
+    assert processes.find_process(supervisor) is None
+    assert driver.launcher._retired == []
+    driver.launcher.close()

@@ -13,8 +13,8 @@ import pytest
 import tpunb
 from tests.drivers.kernel import Kernel, Ran, kernel, until
 from tests.runs.test_tensorboard import curves
+from tpunb.kernel.options import PARSERS
 from tpunb.runs.directory import RunDir, list_runs
-from tpunb.utils import processes
 from tpunb.utils.errors import INSTALL_XLA
 
 PACKAGE = str(Path(tpunb.__file__).parent)
@@ -92,15 +92,6 @@ class TestATrainCell:
         assert "[0] factor 3 False" in second.stdout
         assert nb.value("made, factor") == ([2], 3)
 
-    def test_unsaved_edit_is_run_and_noted(self, nb: Kernel) -> None:
-        nb.run("unsaved = 17", "new", saved=False).good()
-        ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
-        assert "[0] 17" in ran.stdout
-        del nb.cells["new"]
-        nb.run("unsaved = 0", "prelude", saved=False).good()
-        ran = nb.run("%%tpu_train --cores 1\nprint(unsaved)", "train", saved=False).good()
-        assert re.search(r"cell \[\d+\] has unsaved edits; the version you ran is used", ran.stdout)
-
     def test_figures_of_rank_0_are_displayed_and_saved_with_the_cell(self, nb: Kernel) -> None:
         ran = train(
             nb,
@@ -168,21 +159,6 @@ class TestATrainCell:
         [bundle] = ran.cards()
         assert spent in bundle["text/html"]
 
-    def test_dry_run(self, nb: Kernel) -> None:
-        before = len(list_runs(nb.folder / "runs"))
-        nb.run(f"{PRELUDE}\n!true", "prelude").good()
-        ran = train(nb, f"{mark('dry')}", "--dry-run --cores 2").good()
-        assert ran.value is None
-        assert not ran.displays
-        assert f"notebook: {nb.path} (from JPY_SESSION_NAME)" in ran.stdout
-        assert "2 rehearsal cores on CPU; the prelude runs once, then the ranks are forked" in (
-            ran.stdout
-        )
-        assert re.search(r"cell \[\d+\], line 3: !true  \(shell commands run once", ran.stdout)
-        assert re.search(r"^# %% cell \d+, on every core$", ran.stdout, re.MULTILINE)
-        assert len(list_runs(nb.folder / "runs")) == before
-        assert not (nb.folder / "dry").exists()
-
     def test_option_line_with_notebook_variables(self, nb: Kernel) -> None:
         nb.run("cores, opts, name = 2, '--cores 1', 'filled'", "values").good()
         assert "2 ranks" in train(nb, "pass", "--cores {cores} --name $name").good().status
@@ -211,16 +187,6 @@ class TestThatGoesWrong:
         nb.run(PRELUDE, "prelude").good()
         assert "still works" in train(nb, "print('still works')", "--cores 2").good().stdout
         assert nb.pid == kernel_before
-
-    def test_failure_in_ranks_names_rank_cell_and_line(self, nb: Kernel) -> None:
-        ran = train(nb, "if rank() == 2:\n    raise ValueError('bad batch')\ntime.sleep(600)")
-        assert ran.error is not None
-        assert ran.error["ename"] == "RankFailedError"
-        words = f"rank 2 failed in cell [{ran.number}], line 3: ValueError: bad batch"
-        assert words in ran.red_line
-        assert ran.status.startswith(words)
-        assert f"runs/{last_run(nb).id}" in ran.status
-        short(ran)
 
     def test_failure_in_a_launcher_or_deep_recursion_is_short(self, nb: Kernel) -> None:
         ran = train(nb, "import torch_xla\ntorch_xla.launch(lambda index: 1 / 0)")
@@ -456,44 +422,6 @@ except KeyboardInterrupt:
         assert len(list((nb.folder / "saved").iterdir())) == 3
         assert not (nb.folder / "second").exists()
 
-    def test_interrupt_while_the_run_starts(self, tmp_path: Path) -> None:
-        with kernel(tmp_path) as nb:
-            nb.run("%load_ext tpunb", "load").good()
-            ran = nb.send("%%tpu_train --cores 3\nprint('never')", "train")
-            while not ran.displays:
-                nb.read(ran)
-            nb.interrupt()
-            self.interrupted(nb, nb.wait(ran))
-            assert "never" not in ran.stdout
-            assert len(nb.processes()) == 2
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_kernel_restart_stops_the_run_with_time_to_save(tmp_path: Path) -> None:
-    """Ranks get their interrupt and time to save; then nothing is left of the run."""
-    source = f"""
-try:
-    {mark("at work")}
-    time.sleep(600)
-except KeyboardInterrupt:
-    time.sleep(1)
-    {mark("saved")}
-    raise
-"""
-    with kernel(tmp_path) as nb:
-        nb.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
-        nb.send(f"%%tpu_train --cores 2\n{source}", "train")
-        at_work(nb, "at work", ranks=2)
-        everyone = nb.processes()
-        nb.restart()
-        until(lambda: not any(map(processes.is_alive, everyone)), "all gone")
-        assert len(list((tmp_path / "saved").iterdir())) == 2
-        result = last_run(nb).read_result()
-        assert result is not None
-        assert result.state == "interrupted"
-        nb.run(f"%load_ext tpunb\n{PRELUDE}", "load").good()
-        assert "[0] anew" in train(nb, "print('anew')", "--cores 1").good().stdout
-
 
 class TestSetup:
     @pytest.fixture(autouse=True)
@@ -547,17 +475,6 @@ class TestListings:
         assert "no run in" in nb.run("%tpu_logs ugly", "list").traceback
         nb.run(f"%tpu_setup --cores 3 --runs '{nb.folder}/runs'", "setup").good()
 
-    def test_magic_help_and_unknown_options(self, nb: Kernel) -> None:
-        ran = nb.run("%%tpu_train --help\nprint('never')", "list").good()
-        assert ran.stdout.startswith("usage: %%tpu_train [-h]")
-        assert "never" not in ran.stdout
-        assert nb.run("%tpu_train --help", "list").good().stdout == ran.stdout
-        ran = nb.run("%tpu_logs --no-such", "list")
-        assert "UsageError: %tpu_logs: unrecognized arguments: --no-such" in ran.stderr
-        ran = nb.run("%%tpu_train?", "list").good()
-        assert ran.reply is not None
-        assert "usage: %%tpu_train" in ran.reply["payload"][0]["data"]["text/plain"]
-
     @pytest.mark.parametrize("name", ["tpu_train", "tpu_debug"])
     def test_line_magic_form_of_a_cell_magic_is_explained(self, nb: Kernel, name: str) -> None:
         assert f"write %%{name} (with two %) as the cell's first line" in nb.run(f"%{name}").stderr
@@ -578,26 +495,6 @@ class TestDebug:
         assert (ran.shown, ran.stdout) == ("'xla:0'", "")
         assert bare.run("%%tpu_debug\n17;").good().value is None
 
-    def test_debug_cell_calls_launched_functions_in_the_kernel(self, bare: Kernel) -> None:
-        bare.run(
-            "import os\nimport torch_xla\nimport torch_xla.distributed.xla_multiprocessing as xmp\n"
-            "from torch_xla import launch\nfrom torch_xla._internal import pjrt\n"
-            "called, spawn = [], pjrt.spawn\n"
-            "def fn(index, *args):\n    called.append((index, *args, os.getpid()))"
-        ).good()
-        ran = bare.run(
-            "%%tpu_debug\nxmp.spawn(fn, args=('a',), nprocs=8, start_method='fork')\n"
-            "torch_xla.launch(fn)\nlaunch(fn, args=('b',))\npjrt.spawn is spawn"
-        ).good()
-        assert ran.shown == "False"
-        assert "nprocs=8 is ignored: 1 rank runs" in ran.stdout
-        pid = bare.pid
-        assert bare.value("called") == [(0, "a", pid), (0, pid), (0, "b", pid)]
-        assert bare.value("pjrt.spawn is spawn") is True
-        ran = bare.run("%%tpu_debug\nxmp.spawn(print, args=(1 / 0,))")
-        assert ran.error is not None
-        assert bare.value("pjrt.spawn is spawn") is True
-
     def test_debug_traceback_has_notebook_lines_only(self, bare: Kernel) -> None:
         ran = bare.run("%%tpu_debug\n\ndef half(n):\n    return 1 / n\n\ntorch_xla.launch(half)")
         text = ran.traceback
@@ -609,3 +506,58 @@ class TestDebug:
         assert "IPython" not in text
         assert "run_cell_magic" not in text
         assert "ZeroDivisionError" in bare.run("%tb").good().screen()
+
+
+def test_two_notebooks_train_at_once(nb: Kernel, bare: Kernel) -> None:
+    """A run in one kernel begins and ends in the middle of a run in another."""
+    waiting = (
+        f"{mark('both')}\nwhile not os.path.exists('go on'):\n    time.sleep(0.05)\nprint('on')"
+    )
+    ran = nb.send(f"%%tpu_train\n{waiting}", "train")
+    at_work(nb, "both")
+    bare.run("import os").good()
+    other = bare.run("%%tpu_train --cores 2\nprint('other', os.environ['RANK'])").good()
+    assert {"other 0", "other 1"} == set(re.findall(r"other \d", other.stdout))
+    assert bare.working() == []
+    assert len(nb.working()) == 4  # the runner and three ranks
+    (nb.folder / "go on").touch()
+    nb.wait(ran).good()
+    assert "on\n" in ran.stdout
+    assert nb.working() == []
+
+
+def test_debug_cell_names_stay_in_the_kernel_and_out_of_runs(bare: Kernel) -> None:
+    bare.run("%%tpu_debug\nonly_here = 4").good()
+    assert bare.value("only_here") == 4
+    ran = bare.run("%%tpu_train --cores 1\nprint('only_here' in globals())").good()
+    assert "[0] False" in ran.stdout
+    assert bare.value("'RANK' in __import__('os').environ") is False
+
+
+def test_debug_cell_with_magics_and_shell_lines(bare: Kernel) -> None:
+    ran = bare.run("%%tpu_debug\nout = !echo from the shell\n%time n = 3\n(out[0], n)").good()
+    assert ran.shown == "('from the shell', 3)"
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_extension_reload_and_unload(tmp_path: Path) -> None:
+    with kernel(tmp_path, file=None) as nb:
+        nb.run("%load_ext tpunb\n%tpu_setup").good()
+        before = until(
+            lambda: len(found := nb.processes()) == 2 and found, "supervisor and fork server"
+        )
+        assert "already loaded" in nb.run("%load_ext tpunb").good().stdout
+        assert nb.run("%load_ext tpunb.kernel.magics").good().screen() == ""
+        assert nb.processes() == before
+        assert nb.run("%reload_ext tpunb").good().screen() == ""
+        assert nb.processes() == []
+        nb.run("%tpu_setup").good()
+        until(lambda: len(nb.processes()) == 2, "a new supervisor and fork server")
+        assert nb.run("%unload_ext tpunb").good().screen() == ""
+        assert nb.processes() == []
+        for magic in (parser.prog for parser in PARSERS):
+            cell = "\npass" if magic.startswith("%%") else ""
+            assert "not found" in nb.run(f"{magic}{cell}").stderr
+        nb.run("%load_ext tpunb").good()
+        assert "free in" in nb.run("%tpu_setup --no-warm").good().status
+        assert nb.processes() == []

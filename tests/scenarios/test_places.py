@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from tests.drivers import places
 from tests.drivers.kernel import Kernel, Ran, kernel, until
-from tests.drivers.places import result_of
+from tests.drivers.places import mirrors, result_of
 from tests.drivers.pods import ReachedPod, reached_pod
 from tests.fakes.hosts import why_refused
 from tpunb.runs import state
@@ -148,24 +149,6 @@ def test_interrupt_stops_every_host(nb: Kernel) -> None:
     assert result.stop.cause is StopCause.USER
 
 
-def test_interrupt_while_hosts_are_checked_starts_nothing(pod: ReachedPod, nb: Kernel) -> None:
-    before = len(list_runs(nb.folder / "runs"))
-    pod.change("h1", slow=300)
-    calls = len(pod.calls())
-    ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
-    until(lambda: sum("-G" not in call for call in pod.calls()[calls:]) >= 2, "questions")
-
-    def told() -> bool:
-        nb.read(ran)
-        return ran.statuses() == ["waiting for the hosts of place pod to answer: h0, h1"]
-
-    until(told, "what it waits for")
-    nb.interrupt()
-    assert "interrupted before the run began: nothing was started" in nb.wait(ran).traceback
-    assert ran.status == ""  # the error says it all
-    assert len(list_runs(nb.folder / "runs")) == before
-
-
 def test_interrupt_while_hosts_start_stops_them(pod: ReachedPod, nb: Kernel) -> None:
     ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
     until(lambda: newest(nb), "a run")
@@ -180,15 +163,6 @@ def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, 
     ran = train(nb, GO_ON)
     assert "h1: Permission denied (publickey)." in ran.traceback
     assert len(list_runs(nb.folder / "runs")) == before
-
-
-def test_a_run_that_may_cost_more_asks_first(pod: ReachedPod, nb: Kernel) -> None:
-    pod.set_place(cores=2, ask_above=1.0)
-    asked = nb.send("%%tpu_train --on pod\nprint(1)", "ask")
-    question = nb.client.get_stdin_msg(timeout=60)["content"]["prompt"]
-    assert "It may cost more than $1.00 (ask_above of [places.pod]). Start it? [y/N]" in question
-    nb.client.input("n")
-    assert "not started, as the answer was no" in nb.wait(asked).screen()
 
 
 def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
@@ -216,3 +190,50 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
         *("checkpoints/0", "checkpoints/1"),
         *("hosts/1/checkpoints/2", "hosts/1/checkpoints/3"),
     ]
+
+
+def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
+    with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
+        made.run("%load_ext tpunb\n%tpu_setup --backend torch", "load").good()
+        train(made, GO_ON, until_begun=4)
+        run = newest(made)
+        assert run is not None
+        os.kill(made.pid, signal.SIGKILL)
+        until(lambda: not state.run_state(run).active, "the end")
+    result = result_of(run)
+    assert result.stop is not None
+    assert result.stop.cause is StopCause.KERNEL_GONE
+
+
+def test_detached_run_is_attached_again_after_its_mirror_died(pod: ReachedPod, nb: Kernel) -> None:
+    ran = train(
+        nb,
+        f"{BEGUN}\nwhile not os.path.exists({str(pod.folder / 'go')!r}):\n    time.sleep(0.05)\n"
+        "print('went on')",
+        "--detach",
+    ).good()
+    assert "continues without this notebook, on 4 rehearsal cores on 2 hosts" in ran.stdout
+    run = newest(nb)
+    assert run is not None
+    until(lambda: run.log.exists() and begun(run) == 4, "ranks that have begun")
+    for pid in mirrors(run):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: state.run_state(run) is RunState.AWAY, "nobody who follows it")
+    assert "running" in tpunb(pod, "runs").stdout  # which found it again
+    (pod.folder / "go").touch()
+    attached = nb.run(f"%tpu_attach {run.id}").good()
+    assert who(attached, "went on") == EVERY
+    assert run.log.read_text().count("went on") == 4
+    assert begun(run) == 4
+
+
+def test_files_option_copies_only_changed_files_to_hosts(pod: ReachedPod, nb: Kernel) -> None:
+    (pod.project / "data").mkdir(exist_ok=True)
+    (pod.project / "data" / "numbers.txt").write_text("1 2 3")
+    (pod.project / "data" / "big.bin").write_text("not this one")
+    pod.set_place(cores=2, files=["data", "- *.bin"])
+    body = "import os\nprint(open('data/numbers.txt').read(), sorted(os.listdir('data')))"
+    ran = train(nb, body).good()
+    assert who(ran, "1 2 3 ['numbers.txt']") == EVERY
+    (pod.project / "data" / "numbers.txt").write_text("4 5 6 7")
+    assert who(train(nb, body).good(), "4 5 6 7 ['numbers.txt']") == EVERY

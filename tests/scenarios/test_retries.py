@@ -21,14 +21,13 @@ TRAIN = """
 
 
 @pytest.mark.parametrize(
-    ("fail", "said"),
+    ("fail", "said", "replicate"),
     [
-        ("raise ValueError('odd')", "rank 1 failed in cell [2], line 8: ValueError: odd"),
-        ("os.kill(os.getpid(), 9)", "rank 1 was killed with SIGKILL"),
+        ("raise ValueError('odd')", "rank 1 failed in cell [2], line 8: ValueError: odd", None),
+        ("os.kill(os.getpid(), 9)", "rank 1 was killed with SIGKILL", "asked for"),
     ],
     ids=["exception", "SIGKILL"],
 )
-@pytest.mark.parametrize("replicate", [None, "asked for"], ids=["fork", "replicate"])
 def test_retry_restarts_all_ranks_after_a_failure(
     driver: Driver, fail: str, said: str, replicate: str | None
 ) -> None:

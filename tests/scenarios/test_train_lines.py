@@ -58,12 +58,11 @@ get_ipython().run_cell_magic("bash", "", "echo bash $RANK")
 """
 
 
-@pytest.fixture(params=["xla", "torch"])
-def nb(request: pytest.FixtureRequest, starts_processes: None, tmp_path: Path) -> Iterator[Kernel]:
+@pytest.fixture
+def nb(starts_processes: None, tmp_path: Path) -> Iterator[Kernel]:
     (tmp_path / "other.ipy").write_text(OTHER)
     with kernel(tmp_path) as made:
-        backend = f"--backend {request.param}"
-        made.run(f"%load_ext tpunb\n%tpu_setup --cores 2 {backend}", "load").good()
+        made.run("%load_ext tpunb\n%tpu_setup --cores 2 --backend torch", "load").good()
         made.run(PRELUDE, "prelude").good()
         yield made
 

@@ -218,3 +218,10 @@ def test_accumulation_with_an_empty_mask_gives_zero_gradients() -> None:
     assert update is not None
     assert (update.loss.item(), update.norm.item(), update.count.item()) == (0, 0, 0)
     assert not any(value.isnan().any() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_pieces_of_ranks_are_one_backward_pass(ranks: Ranks, count: int) -> None:
+    expected = plain(0.1)
+    for found in ranks.values(accumulated, count, 0.1, "xla"):
+        same(found, expected)

@@ -346,37 +346,6 @@ def test_lazy_tensors_are_read_after_their_step(ranks: Ranks, tmp_path: Path) ->
     assert times == sorted(times)
 
 
-def many_calls(folder: str) -> dict[str, int]:
-    import torch
-    import torch_xla
-
-    weight = torch.ones(8, device=torch_xla.device(), requires_grad=True)
-
-    def step(number: int, calls: int) -> None:
-        loss = (weight * 3).sum()
-        loss.backward()
-        weight.grad = None
-        for call in range(calls):
-            log(number, **{f"loss{call}": loss}, reduce="max")
-        torch_xla.sync()
-
-    for number in range(4):
-        step(number, number % 2)
-    before = {name: count(name) for name in ("ExecuteTime", "CompileTime")}
-    for number in range(20):
-        step(number, (0, 1, 5)[number % 3])
-    flush_metrics()
-    return {name: count(name) - was for name, was in before.items()}
-
-
-def test_many_calls_in_a_step_are_still_one_computation(ranks: Ranks, tmp_path: Path) -> None:
-    (found,) = ranks.values(many_calls, 1, str(tmp_path), TPUNB_RUN=str(tmp_path))
-    assert found == {"ExecuteTime": 20, "CompileTime": 0}
-    values = [value for row in written(tmp_path) for name, value in row.items() if "loss" in name]
-    assert values == [24.0] * len(values)
-    assert len(values) == 2 + 7 + 6 * 5
-
-
 def changed_later(folder: str) -> tuple[list[dict[str, Any]], int]:
     import torch
     import torch_xla

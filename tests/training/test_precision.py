@@ -183,3 +183,15 @@ def test_an_optimizer_is_watched_once_and_can_be_freed() -> None:
     del optimizer
     gc.collect()
     assert len(_watched) == before
+
+
+def test_bf16_training_in_ranks_matches_float64(ranks: Ranks) -> None:
+    for found in ranks.values(trained_in_a_rank, 2):
+        check(found)
+    (found,) = ranks.values(trained_beside_the_device, 1)
+    check(found)
+
+
+def test_ranks_warn_too(ranks: Ranks) -> None:
+    assert [len(told) for told in ranks.values(told_in_a_rank, 2, 1e-6)] == [1, 1]
+    assert ranks.values(told_in_a_rank, 1, 3e-3) == [[]]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -52,3 +55,22 @@ def test_idle_scheduling_of_the_user_s_own_stays() -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_what_a_thread_was_pinned_to_is_not_what_ranks_get() -> None:
+    given = sorted(os.sched_getaffinity(0))
+    if len(given) < 2:
+        pytest.skip("one processor cannot be a part of the processors")
+    env = {**os.environ, "OMP_PROC_BIND": "true"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PINNED], env=env, capture_output=True, text=True, timeout=240
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert len(found["thread"]) == 1  # OpenMP does it
+    assert found["allowed"] == given
+    assert len(found["started"]) >= 2
+    assert all(each == given for each in found["started"])
+    [told] = found["plan"]
+    assert told.startswith(f"processors: all {len(given)} of the kernel's process, although ")

@@ -1,4 +1,4 @@
-"""What a child by spawn or forkserver runs of a script. Real ones are in tests/long."""
+"""What a child by spawn or forkserver runs of a script. Real ones are in tests/scenarios."""
 
 from __future__ import annotations
 
