@@ -384,7 +384,7 @@ class ComparedCollectives:
     def barrier(
         self, called: _Call, tensor: torch.Tensor, group: Any, device_ids: Sequence[int]
     ) -> None:
-        """The agreement is one."""
+        """Wait until all ranks have agreed on the call, which is a barrier already."""
         self._collective(called, group, (), [()] if self._group(group) is None else [])
 
     # -- pairs of ranks

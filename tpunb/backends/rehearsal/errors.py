@@ -61,7 +61,7 @@ def is_of_torch_distributed(error: BaseException) -> bool:
     return raised and module in _OF_PEERS
 
 
-# Not unfinished work: the refused functions have no meaning between CPU processes (SPMD's
+# The refused functions have no meaning between CPU processes (SPMD's
 # collectives, XLA's own kernels), or do not work in torch_xla either (xm.send and xm.recv,
 # pytorch/xla#8074). The second base class is torch's own for what a backend lacks, which libraries
 # catch.

@@ -15,7 +15,7 @@ import torch
 
 _C: Any = torch._C
 _DEVICE_TYPE = 8
-"""Where DLManagedTensor has it, in bytes: behind the pointer to the data (dlpack.h, 1.x)."""
+"""Offset of the device type in a DLManagedTensor, in bytes: after its pointer (dlpack.h 1.x)."""
 _CPU, _EXTENSION = 1, 12  # kDLCPU, kDLExtDev
 
 # All of this process's memory, as machine words and as integers of a device type: indexing is six

@@ -292,7 +292,7 @@ OWN: dict[str, Kernel] = {
 }
 
 COMPOSED = "_thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention".split()
-"""Of OWN: what is made of other operations, whose gradients it has."""
+"""The operators of OWN that are composed of others, and so have their gradients."""
 _TAKEN_APART = (
     "CompositeExplicitAutograd",
     "CompositeExplicitAutogradNonFunctional",

@@ -133,7 +133,7 @@ def _missing(op: Any) -> Kernel:
         )
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        # Not unfinished work: torch's own type for what a device lacks, which libraries catch.
+        # torch's own type for what a device lacks, which libraries catch.
         raise NotImplementedError(f"{op.name()} is not implemented on a rehearsed TPU: {reason}")
 
     return kernel
@@ -198,8 +198,7 @@ def new_tensor(result: Any) -> Any:
         raise not_dense(kind) from None
 
 
-# Not unfinished work: DLPack has dense tensors only, and this is torch's own type for what a layout
-# lacks.
+# DLPack has dense tensors only, and this is torch's own type for what a layout lacks.
 def not_dense(kind: str) -> NotImplementedError:
     """The error for a tensor that DLPack cannot describe."""
     return NotImplementedError(
