@@ -14,9 +14,9 @@ from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.models import Export, Need, Script
 
 
-def exported(*sources: str, setup: bool = True) -> Script:
+def exported(*sources: str, setup: bool = True, train: int | None = None) -> Script:
     export = Export.WITH_SETUP if setup else Export.WITHOUT_SETUP
-    return convert(notebook(*sources, train=None), export=export)
+    return convert(notebook(*sources, train=train), export=export)
 
 
 class Ranks:
@@ -106,8 +106,8 @@ def test_a_command_that_fails_is_reported_once_and_the_script_goes_on(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("!pip install --no-index --quiet no-such-package-here", "the command ended with status"),
-        ("%%bash\nexit 4", "RuntimeError: the command ended with status 4"),
+        ("!pip install --no-index --quiet no-such-package-here", "returned non-zero exit status"),
+        ("%%bash\nexit 4", "returned non-zero exit status 4"),
         ("%%writefile no/such/folder.txt\nx", "No such file or directory: 'no/such/folder.txt'"),
         ("%%script no-such-program\nx", "No such file or directory: 'no-such-program'"),
     ],
@@ -178,7 +178,8 @@ def test_it_prepares_itself_below_what_it_needs_for_that() -> None:
 
 
 def test_it_imports_tpunb_only_where_the_notebook_does(ranks: Ranks) -> None:
-    plain = exported("x = 1", "!true", "import torch", "%%tpu_train\nprint(x)")
+    cells = "x = 1", "!true", "import torch", "%%tpu_train\nx"
+    plain = exported(*cells, "%%tpu_train --returns x\nprint(x)", train=-1)
     assert "tpunb.worker" not in plain.text
     (done,) = ranks.run(plain, 1)
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

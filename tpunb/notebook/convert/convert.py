@@ -413,7 +413,9 @@ def leave_out_calls_of_runs(conversion: Conversion) -> None:
 
 def replace_special_syntax(conversion: Conversion) -> None:
     """Replace magics, shell lines and IPython's other special syntax."""
-    tpunb = not conversion.export or export_.needs_tpunb([cell.source for cell in conversion.code])
+    above = [cell.source for cell in conversion.code if cell.metadata.role == "prelude"]
+    tpunb = any(map(export_.hands_on, above)) or not conversion.export
+    tpunb |= export_.needs_tpunb([cell.source for cell in conversion.code])
     for cell in conversion.code:
         number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
         if (got is not None and got.runs) or conversion.trains_in_place:

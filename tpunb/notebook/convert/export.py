@@ -18,14 +18,12 @@ _GROUP = re.compile(r"torch\.distributed|init_process_group|RANK|WORLD_SIZE")
 
 
 def needs_tpunb(sources: Sequence[str]) -> bool:
-    """True if a cell imports tpunb, or is a train cell whose values other cells get."""
-    return any(
-        _IMPORTS.search(source) or earlier_values.BEGIN in source or _hands_on(source)
-        for source in sources
-    )
+    """True if a cell imports tpunb, or is a train cell that hands values on in its place."""
+    return any(_IMPORTS.search(source) or earlier_values.BEGIN in source for source in sources)
 
 
-def _hands_on(source: str) -> bool:
+def hands_on(source: str) -> bool:
+    """True if a train cell has values for the cells below."""
     options = earlier_values.train_line(source)
     return bool(options.names) or options.unclear
 

@@ -14,7 +14,6 @@ from tpunb.utils.version import __version__
 ABOUT = """\
 # %% [markdown]
 # Made by tpunb {version} from {notebook}: the code that `%%tpu_train` runs there, line for line.
-#
 {how}#
 {notes}# `# %%` begins a cell (py:percent), so VS Code and Jupytext open this file as a notebook.
 

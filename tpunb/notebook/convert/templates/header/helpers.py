@@ -59,7 +59,7 @@ def _tpunb_setup_shell(command, *, keep="", must=False, text=""):
     """Run a `!command`, or a program with a text (`%%bash`). Return the streams to `keep`."""
 
     def run():
-        env, pipe = dict(os.environ), subprocess.PIPE
+        env, pipe, shell = dict(os.environ), subprocess.PIPE, isinstance(command, str)
         if not _TPUNB_STATE["training"]:  # it is for all ranks, and `python` is that of this script
             names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"}
             env = {name: env[name] for name in env.keys() - names - {"TORCHELASTIC_RUN_ID"}}
@@ -67,20 +67,19 @@ def _tpunb_setup_shell(command, *, keep="", must=False, text=""):
         options = {"env": env, "stdin": pipe, "encoding": "utf-8", "errors": "replace"}
         options["stdout"] = pipe if "out" in keep else None
         options["stderr"] = subprocess.STDOUT if "and" in keep else pipe if "err" in keep else None
-        if isinstance(command, str):
-            options |= {"shell": True, "executable": env.get("SHELL")}
+        options["executable"] = env.get("SHELL") if shell else None
         sys.stdout.flush()
-        with subprocess.Popen(command, start_new_session=True, **options) as process:
+        with subprocess.Popen(command, shell=shell, start_new_session=True, **options) as process:
             try:
                 out, err = process.communicate(text)
             except BaseException:  # an interrupt ends all that it has started
-                os.killpg(process.pid, signal.SIGTERM)
+                os.killpg(process.pid, signal.SIGINT)
                 raise
         return [process.returncode, out, err]
 
     status, *streams = _tpunb_setup_once([command, text], run, needed=bool(keep))
     if status and must:
-        raise RuntimeError(f"the command ended with status {status}")
+        raise subprocess.CalledProcessError(status, command)
     if not keep:
         if status and not _TPUNB_STATE["training"] and os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"line {sys._getframe(1).f_lineno}: ended with status {status}", file=sys.stderr)
@@ -103,8 +102,7 @@ def _tpunb_setup_once(what, do, needed=False):
     training, done = _TPUNB_STATE["training"], _TPUNB_STATE["done"]
     if done and not training and not needed:
         return [0, "", ""]
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as in a notebook: modules in the working directory
+    sys.path[:0] = [] if "" in sys.path else [""]  # as in a notebook: modules in this folder
     folder = os.path.dirname(os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", "")))
     if training or done or not folder:
         result = do()
@@ -125,9 +123,12 @@ def _tpunb_setup_once(what, do, needed=False):
 def _tpunb_setup_cd(path):
     """Change the working directory as `%cd` does; `-` goes back."""
     if _TPUNB_STATE["training"] or not _TPUNB_STATE["done"]:
-        before = os.getcwd()
-        os.chdir(os.path.expanduser(os.environ["OLDPWD"] if path == "-" else path or "~"))
-        os.environ["OLDPWD"] = before
+        there = os.environ.get("OLDPWD", ".") if path == "-" else path or "~"
+        try:
+            os.environ["OLDPWD"] = os.getcwd()
+            os.chdir(os.path.expanduser(there))
+        except OSError as error:  # as in IPython, the cell continues
+            print(error)
 
 
 def _tpunb_setup_time(magic):
@@ -223,6 +224,7 @@ _TPUNB_LOOPS = {}
 
 def _tpunb_timeit(*names, setup="", makes=()):
     """Run code of `%timeit` once, after its setup. Its names do not stay, as in IPython."""
+
     import contextlib
 
     @contextlib.contextmanager
