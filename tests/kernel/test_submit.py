@@ -25,6 +25,7 @@ class Pod(LocalTarget):
     hosts = ("a", "b")
 
 
+GLOO = "import torch.distributed as dist\ndist.init_process_group('gloo')"
 POD = Pod(Machine("local", "CPU", 0, "", 8, 2**34), cores=4)
 
 
@@ -33,7 +34,7 @@ def prepare(tmp_path: Path) -> Callable[[str], RunRequest]:
     """Prepare a train cell with an option line, as `tpunb submit` does."""
 
     def prepare(line: str) -> RunRequest:
-        notebook = v4.new_notebook(cells=[v4.new_code_cell(f"%%tpu_train {line}\nx = 1")])
+        notebook = v4.new_notebook(cells=[v4.new_code_cell(f"%%tpu_train {line}\n{GLOO}")])
         nbformat.write(notebook, tmp_path / "nb.ipynb")
         snapshot = submit._load(tmp_path / "nb.ipynb", None, {})
         return submit._prepare(snapshot, submit._options(snapshot), POD, tmp_path / "runs")
