@@ -237,6 +237,8 @@ def test_what_is_not_there_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None
         downloaded("memory://bucket/none", "to")
     with pytest.raises(DataError, match=r"nosuch://bucket/x: ValueError: Protocol not known"):
         downloaded("nosuch://bucket/x", "to")
+    with pytest.raises(DataError, match=r"invalid source 'http://\[x': Invalid IPv6 URL"):
+        downloaded("http://[x", "to")
     with pytest.raises(DataError, match=r"invalid source 'competitions/titanic': expected a URL"):
         downloaded("competitions/titanic", "to")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
