@@ -128,7 +128,15 @@ def _copy_changed(run: RunDir, system: Any, place: str, copied: dict[str, tuple[
     changed = [name for name, version in here.items() if copied.get(name) != version]
     if changed:
         copied.update(dict.fromkeys(changed, (-1, 0)))  # if some fail, the others are there
-        system.put([str(run.path / n) for n in changed], [f"{place}/{n}" for n in changed])
+        saved = [name for name in changed if name.startswith(f"{run.checkpoints.name}/")]
+        rest = [name for name in changed if name not in saved]
+        system.put([str(run.path / n) for n in rest], [f"{place}/{n}" for n in rest])
+        for name in saved:
+            try:
+                system.put_file(str(run.path / name), f"{place}/{name}")
+            except FileNotFoundError:
+                if (run.path / name).exists():
+                    raise  # the bucket is not there; otherwise the training has removed the file
     copied.update({name: here[name] for name in changed})
     for name in copied.keys() - here.keys():
         with contextlib.suppress(FileNotFoundError):
