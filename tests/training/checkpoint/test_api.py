@@ -396,10 +396,14 @@ class TestRanks:
         assert [one.step for one in kept if not one.missing] == [11, 10, 9]
 
     def test_incomplete_per_rank_checkpoint_is_removed_in_the_next_attempt(
-        self, as_rank: Rank
+        self, as_rank: Rank, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        as_rank(0)
-        save("0 of 0", 0, per_rank=True)  # and rank 1 is killed
+        for step in range(5):
+            as_rank.again(0)
+            save("of 0", step, per_rank=True)  # and rank 1 is killed
+        as_rank(0, attempt=1)
+        assert load() is None
+        assert "the part of rank 1; and 2 more: no older one" in capsys.readouterr().err
         for step in range(1, 5):
             for rank in (0, 1):
                 as_rank.again(rank, attempt=1)
