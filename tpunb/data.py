@@ -65,6 +65,8 @@ class DataOptions:
 def run(options: DataOptions, say: Callable[[str], None]) -> None:
     """Download or upload; `say` shows a line. Raises DataError or MissingPackageError."""
     source, url = options.source, options.upload
+    if not source:  # an upload would send the whole working directory
+        raise DataError("SOURCE is empty: is a variable in it not set?")
     try:
         public = _public(url or source)
     except ValueError as error:  # «Invalid IPv6 URL»

@@ -293,6 +293,8 @@ def test_what_cannot_be_sent() -> None:
     with pytest.raises(DataError, match=r"has other files with these names: a. Nothing was over"):
         sent("mine", "memory://bucket/results")
     assert set(fsspec.filesystem("memory").store) == {"/bucket/results/a"}
+    with pytest.raises(DataError, match="SOURCE is empty"):
+        sent("", "memory://bucket/x")
     with pytest.raises(DataError, match="cannot upload to http://x"):
         sent("mine", "http://x/y")
     with pytest.raises(DataError, match="--upload cannot be combined with --to"):
