@@ -65,6 +65,12 @@ class DataOptions:
 def run(options: DataOptions, say: Callable[[str], None]) -> None:
     """Download or upload; `say` shows a line. Raises DataError or MissingPackageError."""
     source, url = options.source, options.upload
+    if not source:  # an upload would send the whole working directory
+        raise DataError("SOURCE is empty: is a variable in it not set?")
+    try:
+        public = _public(url or source)
+    except ValueError as error:  # «Invalid IPv6 URL»
+        raise DataError(f"invalid source {url or source!r}: {error}") from None
     if url and options.to:
         raise DataError("--upload cannot be combined with --to, which is for downloads")
     try:
@@ -75,7 +81,7 @@ def run(options: DataOptions, say: Callable[[str], None]) -> None:
             with _locked(Path(os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"), say):
                 say(_link_kaggle(kaggle, Path(options.to or DEFAULT / name).expanduser()))
         elif "://" in source:
-            parts = urlsplit(source)
+            parts = urlsplit(public)
             name = Path(parts.path).stem.removesuffix(".tar").strip(".") or parts.netloc
             _download(source, Path(options.to or DEFAULT / name).expanduser(), say)
         else:
@@ -90,7 +96,7 @@ def run(options: DataOptions, say: Callable[[str], None]) -> None:
         cause = (isinstance(error, FileNotFoundError) and error.__cause__) or error
         said = re.sub(r"\?[^\s'\")]+", "", f"{cause}")  # a signed query is secret
         raise DataError(
-            f"{_public(url or source)}: {type(cause).__name__}: {said}. Complete files are kept: "
+            f"{public}: {type(cause).__name__}: {said}. Complete files are kept: "
             "to continue, run it again"
         ) from None
 
@@ -333,15 +339,22 @@ def parse_kaggle(source: str) -> KaggleSource | None:
 
 def _link_kaggle(source: KaggleSource, folder: Path) -> str:
     """Make `folder`, or the file in it, a link to kagglehub's copy; return what to say."""
+    name = f"{source.handle}/{source.file}" if source.file else source.handle
     link = folder / Path(source.file).name if source.file else folder
-    target = os.readlink(link) if link.is_symlink() else ""
-    if link.exists() and f"/{source.kind}/{source.handle}/" in f"{target}/":
-        return f"{source.handle} is already in {folder}; nothing was downloaded"
+    linked = folder.is_symlink() or link.is_symlink()
+    # The folder may be a link to all files of the source.
+    place = folder / source.file if source.file and folder.is_symlink() else link
+    if linked and place.exists():
+        # A version: kagglehub has chosen it if the handle has none.
+        copy = rf".*/{source.kind}/{re.escape(source.handle)}(/(versions/)?\d+)?"
+        inside = f"/{re.escape(source.file)}" if source.file else ""
+        if re.fullmatch(copy + inside, str(place.resolve())):
+            return f"{name} is already in {folder}; nothing was downloaded"
     # Only kagglehub knows where a Kaggle notebook mounts the source.
-    path = "" if link.exists() and not target else _ask_kagglehub(source)
+    path = "" if link.exists() and not linked else _ask_kagglehub(source)
     if link.exists() and not (path and link.samefile(path)):
         raise DataError(
-            f"{link} already exists and does not come from {source.handle}: move it away, or name "
+            f"{link} already exists and does not come from {name}: move it away, or name "
             "another folder with --to"
         )
     link.unlink(missing_ok=True)  # its target may have been removed from the cache

@@ -94,6 +94,13 @@ def test_datasets_models_and_single_files(kaggle: FakeKaggle) -> None:
     downloaded("kaggle://datasets/me/dogs/a.csv", "one")
     downloaded(f"{TITANIC}/train.csv", "one")  # files of several sources may be in one folder
     assert files("one") == {"a.csv": b"plain", "train.csv": b"1,2"}
+    asked = len(kaggle.asked)
+    assert "already in one; nothing" in downloaded(f"{TITANIC}/train.csv", "one")
+    assert "already in cats; nothing" in downloaded(f"{CATS}/a.txt", "cats")
+    assert len(kaggle.asked) == asked
+    kaggle.files["competitions/titanic/b/train.csv"] = Stored(b"another")
+    with pytest.raises(DataError, match=r"exists and does not come from titanic/b/train\.csv"):
+        downloaded(f"{TITANIC}/b/train.csv", "one")
     downloaded("kaggle://models/google/gemma/PyTorch/2b", "gemma")
     assert files("gemma") == {"d/w.bin": b"new"}
 

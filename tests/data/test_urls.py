@@ -237,6 +237,8 @@ def test_what_is_not_there_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None
         downloaded("memory://bucket/none", "to")
     with pytest.raises(DataError, match=r"nosuch://bucket/x: ValueError: Protocol not known"):
         downloaded("nosuch://bucket/x", "to")
+    with pytest.raises(DataError, match=r"invalid source 'http://\[x': Invalid IPv6 URL"):
+        downloaded("http://[x", "to")
     with pytest.raises(DataError, match=r"invalid source 'competitions/titanic': expected a URL"):
         downloaded("competitions/titanic", "to")
     monkeypatch.setitem(sys.modules, "gcsfs", None)
@@ -291,6 +293,8 @@ def test_what_cannot_be_sent() -> None:
     with pytest.raises(DataError, match=r"has other files with these names: a. Nothing was over"):
         sent("mine", "memory://bucket/results")
     assert set(fsspec.filesystem("memory").store) == {"/bucket/results/a"}
+    with pytest.raises(DataError, match="SOURCE is empty"):
+        sent("", "memory://bucket/x")
     with pytest.raises(DataError, match="cannot upload to http://x"):
         sent("mine", "http://x/y")
     with pytest.raises(DataError, match="--upload cannot be combined with --to"):

@@ -88,6 +88,23 @@ def test_failing_and_slow_answers_delay_the_copy_and_lose_nothing(
     assert there.writes[-1] == f"{run.id}/result.json"
 
 
+def test_a_checkpoint_that_is_removed_meanwhile_holds_nothing_up(
+    there: FakeBucket, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, place = bucket_copies._open(f"{there.url}/{run.id}")
+    (run.checkpoints / "000000-step-0.pt").write_bytes(b"old")
+    copied: dict[str, tuple[int, int]] = {}
+    real = bucket_copies._files_of
+
+    def then_removed(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+        yield from [*real(folder)]
+        (run.checkpoints / "000000-step-0.pt").unlink(missing_ok=True)
+
+    monkeypatch.setattr(bucket_copies, "_files_of", then_removed)
+    bucket_copies._copy_changed(run, system, place, copied)
+    assert names_there(there, run).keys() == dict(real(run.path)).keys()
+
+
 @pytest.mark.parametrize(
     "url", ["s3://me:secret@bucket/runs", "s3://bucket/runs?sig=abc", "simplecache::s3://a:b@c/d"]
 )

@@ -48,8 +48,8 @@ def _cost_warning(target: Target, timeout: float | None) -> str | None:
     return f"{told}It may cost more than ${allowed:.2f} (ask_above of [places.{target.place_name}])"
 
 
-def ask_in_kernel(prompt: str) -> str:
-    """Call `input` so that the interrupt key ends it, although a train cell counts its presses."""
+def ask(prompt: str) -> str:
+    """Call `input` so that the interrupt key ends it in a block that counts its presses."""
     if threading.current_thread() is not threading.main_thread():
         return input(prompt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -545,7 +545,7 @@ class Session:
 
     def _start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
         """Start the run, and order a shutdown after it if requested. Raises as `Runs.start`."""
-        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask_in_kernel)
+        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         self._backend_told = request.machine.backend

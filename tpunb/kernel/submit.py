@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import pipeline
+from tpunb.kernel import cost, pipeline
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.launcher import Attached
 from tpunb.kernel.options import TRAIN, TrainOptions
@@ -89,10 +89,10 @@ def submit(
 
 
 def _ask(prompt: str) -> str:
-    """Call `input`; raise EOFError if standard input is not a terminal."""
+    """Call `cost.ask`; raise EOFError if standard input is not a terminal."""
     if not sys.stdin.isatty():
         raise EOFError
-    return input(prompt)
+    return cost.ask(prompt)
 
 
 def print_manifest(

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ SETTLED = 1.5
 TELL, GIVE_UP = 4, 35
 """Failures in a row, at growing intervals, after which the run's cell says so (15 s); after which
 the copy of a run that has ended is given up (half an hour)."""
+AT_ONCE = 8
+"""Files that are copied at the same time."""
 SMALL = 2_000_000
 """The most bytes of a file that is downloaded for a list of runs."""
 _LISTED = ("spec.json", "values.json", "metrics.jsonl", RESULT)
@@ -126,10 +129,22 @@ def _copy_changed(run: RunDir, system: Any, place: str, copied: dict[str, tuple[
     here = dict(_files_of(run.path))
     here.pop(RESULT, None)
     changed = [name for name, version in here.items() if copied.get(name) != version]
-    if changed:
-        copied.update(dict.fromkeys(changed, (-1, 0)))  # if some fail, the others are there
-        system.put([str(run.path / n) for n in changed], [f"{place}/{n}" for n in changed])
-    copied.update({name: here[name] for name in changed})
+    copied.update(dict.fromkeys(changed, (-1, 0)))  # a part of them may be there after an error
+
+    def put(name: str) -> None:
+        try:
+            system.put_file(str(run.path / name), f"{place}/{name}")
+        except FileNotFoundError:
+            if (run.path / name).exists():
+                raise  # the bucket is not there; otherwise the training has just removed the file
+        copied[name] = here[name]
+
+    # Not fsspec's put() of many files: after an error it leaves the others going, and what they
+    # write then may replace what the next round has written.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tries = [pool.submit(put, name) for name in changed]
+    for each in tries:
+        each.result()
     for name in copied.keys() - here.keys():
         with contextlib.suppress(FileNotFoundError):
             system.rm_file(f"{place}/{name}")

@@ -218,11 +218,13 @@ def _best(run: RunDir) -> str:
 
 
 def _describe_parameters(stored: list[StoredRun]) -> list[str]:
-    """Return 'lr=0.1, depth=3' for each run."""
+    """Return 'lr=0.1, depth=3' for each run, in one line."""
     given = [parameters(entry.run) for entry in stored]
     names = differing(given) or list(dict.fromkeys(name for values in given for name in values))
     return [
-        excerpt(", ".join(f"{n}={values[n]}" for n in names if n in values), _WIDE)
+        excerpt(
+            " ".join(", ".join(f"{n}={values[n]}" for n in names if n in values).split()), _WIDE
+        )
         for values in given
     ]
 

@@ -137,9 +137,14 @@ def test_checkpoint_unpacks_into_state_and_step() -> None:
 def test_load_of_a_file_of_the_first_versions_whose_name_has_no_checksum() -> None:
     save("x", 1)
     path = files()[0]
-    path.rename(path.with_name(f"{path.stem[:-9]}.pt"))
+    path = path.rename(path.with_name(f"{path.stem[:-9]}.pt"))
     save("y", 2)
     assert [loaded(step=step).state for step in (1, 2)] == ["x", "y"]
+    content = path.read_bytes()
+    for broken in (b"", content[:-30], content.replace(b"x", b"z")):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match="no complete checkpoint of step 1"):
+            load(step=1)
 
 
 def test_plain_torch_reads_the_file() -> None:
@@ -391,10 +396,14 @@ class TestRanks:
         assert [one.step for one in kept if not one.missing] == [11, 10, 9]
 
     def test_incomplete_per_rank_checkpoint_is_removed_in_the_next_attempt(
-        self, as_rank: Rank
+        self, as_rank: Rank, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        as_rank(0)
-        save("0 of 0", 0, per_rank=True)  # and rank 1 is killed
+        for step in range(5):
+            as_rank.again(0)
+            save("of 0", step, per_rank=True)  # and rank 1 is killed
+        as_rank(0, attempt=1)
+        assert load() is None
+        assert "the part of rank 1; and 2 more: no older one" in capsys.readouterr().err
         for step in range(1, 5):
             for rank in (0, 1):
                 as_rank.again(rank, attempt=1)

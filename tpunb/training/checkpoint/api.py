@@ -13,7 +13,7 @@ import pickle
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -43,6 +43,8 @@ from tpunb.utils.text import name_ranks, size
 
 KEEP = 3
 """The number of checkpoints that are kept, including the newest."""
+SHOWN = 3
+"""The most skipped checkpoints that `load` describes."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -225,12 +227,12 @@ def _newest(
                 checkpoint = _read(store, stored, rank, weights_only, skipped)
                 if checkpoint is not None:
                     if skipped:
-                        _report("load", f"{'; '.join(skipped)}: using step {stored.step}")
+                        _report_skipped(skipped, f"using step {stored.step}")
                     return checkpoint
         except FileNotFoundError:
             continue  # removed after it was listed, so there are newer checkpoints
         if skipped:
-            _report("load", f"{'; '.join(skipped)}: no older one in {store.location} is complete")
+            _report_skipped(skipped, f"no older one in {store.location} is complete")
         return None
     raise CheckpointError(
         f"tpunb.load: the files in {store.location} are removed faster than they can be read",
@@ -252,7 +254,7 @@ def _read(
         for owner, name in stored.names.items():
             file = files[owner] = store.open(name)
             stack.callback(file.close)
-            if crc_in(name) not in (None, format.crc_of(file)):
+            if not format.is_whole(file, crc_in(name)):
                 skipped.append(f"step {stored.step} is cut off or changed ({store.path_of(name)})")
                 return None
         part_file = files.pop(part)
@@ -389,6 +391,12 @@ def _write_failure(error: Exception, step: int, store: Store, state_bytes: int) 
 
 def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+
+
+def _report_skipped(skipped: Sequence[str], then: str) -> None:
+    """Report the newest of the checkpoints that were skipped: a rank may have saved for hours."""
+    more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
+    _report("load", f"{'; '.join(skipped[:SHOWN])}{more}: {then}")
 
 
 def _report(call: str, message: str) -> None:
