@@ -407,8 +407,8 @@ class Binding(NamedTuple):
 
 
 def _begin(binding: Binding) -> tuple[int, int]:
-    """The place from which on a name may have the value of a binding: in a comprehension, the walrus
-    of a condition runs before the element above it.
+    """The place from which on a name may have the value of a binding: in a comprehension, a walrus
+    in a condition runs before the element above it.
     """
     nodes = [f.node for f in binding.frame.outward() if isinstance(f.node, COMPREHENSIONS)]
     return min(Site(node, binding.frame).place for node in (binding.node, *nodes))
