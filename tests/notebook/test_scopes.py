@@ -75,6 +75,7 @@ def test_names_that_nothing_binds_or_only_code_below() -> None:
     scopes = scopes_of(
         "print(a, b)\nc += 1\ndef f(d):\n    return a, d, e, [g for g in d if h]",
         "a = 1\ndef k():\n    global e\n    e = 2\nclass A:\n    m = 1\n    def n(self): return m",
+        "[\n    o for p in '1'\n    if (o := 2)\n]",
     )
     unbound = {(*site.place, site.node.id): len(found) for site, found in scopes.unbound()}  # type: ignore[attr-defined]
     assert unbound == {

@@ -406,6 +406,14 @@ class Binding(NamedTuple):
     """True for `x += 1`, which needs a value that is there already."""
 
 
+def _begin(binding: Binding) -> tuple[int, int]:
+    """The place from which on a name may have the value of a binding: in a comprehension, a walrus
+    in a condition runs before the element above it.
+    """
+    nodes = [f.node for f in binding.frame.outward() if isinstance(f.node, COMPREHENSIONS)]
+    return min(Site(node, binding.frame).place for node in (binding.node, *nodes))
+
+
 @dataclass(eq=False)
 class DefinedFunction:
     """A function, a method or a lambda of the notebook."""
@@ -514,7 +522,7 @@ class Scopes:
                 elif (
                     home is self.globals
                     and (not bindings or frame.function is None)
-                    and all(Site(one.node, one.frame).place > site.place for one in bindings)
+                    and all(_begin(one) > site.place for one in bindings)
                 ):
                     yield site, bindings
 

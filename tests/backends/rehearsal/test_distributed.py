@@ -65,6 +65,14 @@ class Mistakes:
             dist.all_reduce(self.x)
         dist.barrier()
 
+    def other_list(self) -> None:
+        parts = [torch.ones(3, device=self.device) for _ in range(2)]
+        dist.gather(self.x, None if self.rank else parts, dst=0)
+
+    def other_output(self) -> None:
+        parts = [torch.ones(2 + self.rank, device=self.device) for _ in range(2)]
+        dist.all_gather(parts, self.x)
+
     def one_batch_less(self) -> None:
         model = DistributedDataParallel(nn.Linear(3, 2).to(self.device))
         for _ in range(3 - self.rank):
@@ -133,6 +141,8 @@ DIFFERENT = {
     "other_reduction": ("all_reduce sum of float32[2]", "all_reduce max of float32[2]"),
     "other_call": ("all_reduce sum of float32[2]", "broadcast of float32[2]"),
     "other_root": ("from rank 0", "from rank 1"),
+    "other_list": ("to rank 0, parts: float32 3, float32 3", "to rank 0"),
+    "other_output": ("of float32[2]", "parts: float32 3, float32 3"),
     "under_a_condition": ("all_reduce sum of float32[2]", "barrier"),
     "other_group": ("group 2 of ranks [0, 1]", "group 1 of ranks [0, 1]"),
     "other_backward": ("all_reduce sum of float32[2]", "all_reduce sum of float32[1]"),
@@ -319,6 +329,24 @@ class Programs:
             for each in values:
                 dist.all_gather_into_tensor(each, self.own(1))
         assert values[1].tolist() == whole
+
+    def columns(self) -> None:
+        """Tensors whose elements do not lie next to each other."""
+        whole, column = [1.0, 2.0, 3.0, 4.0], self.own(3, 2)[:, 0]
+        for parts in ([self.own(3) for _ in whole], [self.own(3, 2)[:, 1] for _ in whole]):
+            dist.all_gather(parts, column)
+            assert [part[2].item() for part in parts] == whole
+        dist.gather(column, parts if self.rank == 1 else None, dst=1)
+        dist.scatter(column, parts if self.rank == 2 else None, src=2)
+        assert column.tolist() == [self.rank + 1] * 3
+        value = self.own(12)
+        dist.all_gather_into_tensor(value, column)
+        assert value[::3].tolist() == whole
+        if self.device == "tpu":  # gloo itself mixes up the numbers of such a tensor (torch 2.9)
+            dist.broadcast(column, 3)
+            assert column.tolist() == [4, 4, 4]
+            dist.all_reduce(column)
+            assert column.tolist() == [16, 16, 16]
 
     def different_parts(self) -> None:
         sizes = [rank + 1 for rank in range(self.world)]

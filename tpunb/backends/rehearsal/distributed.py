@@ -256,21 +256,40 @@ class ComparedCollectives:
         return _Group(wire, tuple(sorted(ranks)), ranks, described, limit)
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
-        """The tensor as gloo moves it, of a TPU as bytes: gloo does not know all types."""
+        """The tensor as gloo moves it, of a TPU as bytes: gloo does not know all types. The bytes
+        are a copy if the tensor is not contiguous.
+        """
         value = self._kind.to_cpu(value)
-        if self._kind.is_tpu and value.is_contiguous():
-            value = _flat(value).view(torch.uint8)
-        return value
+        return _flat(value.contiguous()).view(torch.uint8) if self._kind.is_tpu else value
+
+    def _keep_moved(self, tensors: Any, values: Any) -> None:
+        """Copy what was received into tensors that are not contiguous."""
+        for tensor, value in zip(_all(tensors), _all(values), strict=True):
+            if self._kind.is_tpu and not tensor.is_contiguous():
+                self._kind.to_cpu(tensor).copy_(value.view(tensor.dtype).view(tensor.shape))
 
     def _wide(self, value: torch.Tensor) -> torch.Tensor:
         """The tensor as gloo reduces it, of a TPU in the type in which that is done."""
         value = self._kind.to_cpu(value)
-        return value.to(REDUCED_AS.get(value.dtype, value.dtype)) if self._kind.is_tpu else value
+        if not self._kind.is_tpu:
+            return value
+        return value.to(REDUCED_AS.get(value.dtype, value.dtype)).contiguous()
 
     def _root(self, preposition: str, group: Any, root: int) -> str:
         found = self._group(group)
         known = found is not None and 0 <= root < len(found.ranks)
         return f"{preposition} rank {found.ranks[root] if found and known else root}"
+
+    def _misfit(self, parts: Any, own: Any, group: Any) -> str:
+        """What gloo refuses, or '': parts that do not hold this rank's tensors once for each rank.
+
+        Compared, because it may be so on one rank only, for which the others would wait.
+        """
+        size, kinds = self._backend(group).size(), [(t.dtype, t.numel()) for t in _all(own)]
+        found = [(t.dtype, t.numel()) for t in _all(parts)]
+        if found in (kinds * size, [(dtype, size * count) for dtype, count in kinds]):
+            return ""
+        return f"parts: {', '.join(sizes(tuple((t.dtype, t.shape) for t in _all(parts))))}"
 
     # -- reductions
 
@@ -296,24 +315,28 @@ class ComparedCollectives:
         reduction, pairs = _Reduction.of(reduce_op), called.pairs(outputs, inputs)
         wide = [_each(self._wide, pair) for pair in pairs]
         called = called._replace(reduction=reduction.name)
-        self._collective(called, group, _all(inputs), wide, reduceOp=reduction.sent)
+        detail, sent = self._misfit(inputs, outputs, group), reduction.sent
+        self._collective(called, group, _all(inputs), wide, detail=detail, reduceOp=sent)
         for (output, _), (result, _) in zip(pairs, wide, strict=True):
             self._keep_reduced(reduction, group, output, result)
 
     def _keep_reduced(self, reduction: _Reduction, group: Any, tensors: Any, values: Any) -> None:
-        """Finish a reduction, and copy what was reduced in a wider type."""
+        """Finish a reduction, and copy what was reduced in a wider type, or in a copy."""
         for tensor, value in zip(_all(tensors), _all(values), strict=True):
             if reduction.is_average:
                 value.div_(self._backend(group).size())
-            if value.dtype != tensor.dtype:
+            if value.dtype != tensor.dtype or (self._kind.is_tpu and not tensor.is_contiguous()):
                 self._kind.to_cpu(tensor).copy_(value)
 
     # -- what is moved
 
     def gather(self, called: _Call, outputs: Any, inputs: Any, group: Any) -> None:
         """All ranks get the tensors of all."""
-        moved = [_each(self._moved, pair) for pair in called.pairs(outputs, inputs)]
-        self._collective(called, group, _all(inputs), moved)
+        pairs = called.pairs(outputs, inputs)
+        moved = [_each(self._moved, pair) for pair in pairs]
+        detail = self._misfit(outputs, inputs, group)
+        self._collective(called, group, _all(inputs), moved, detail=detail)
+        self._keep_moved([output for output, _ in pairs], [result for result, _ in moved])
 
     def broadcast(
         self, called: _Call, tensors: Tensors, group: Any, root: int, root_tensor: int
@@ -321,15 +344,21 @@ class ComparedCollectives:
         """All ranks get the root's."""
         fields: dict[str, Any] = {"rootRank": root, "rootTensor": root_tensor}
         fields["detail"] = self._root("from", group, root)
-        self._collective(called, group, tensors, [(_each(self._moved, tensors),)], **fields)
+        values = _each(self._moved, tensors)
+        self._collective(called, group, tensors, [(values,)], **fields)
+        self._keep_moved(tensors, values)
 
     def with_root(self, called: _Call, outputs: Any, inputs: Any, group: Any, root: int) -> None:
         """The root gathers or scatters."""
         gathers = called.operator.name == "gather"
         detail = self._root("to" if gathers else "from", group, root)
-        described = inputs if gathers else outputs
-        moved = [_each(self._moved, (outputs, inputs))]
-        self._collective(called, group, described, moved, detail=detail, rootRank=root)
+        described, parts = (inputs, outputs) if gathers else (outputs, inputs)
+        if parts and (misfit := self._misfit(parts, described, group)):
+            detail = f"{detail}, {misfit}"
+        results, values = _each(self._moved, (outputs, inputs))
+        exchange = [(results, values)]
+        self._collective(called, group, described, exchange, detail=detail, rootRank=root)
+        self._keep_moved(outputs, results)
 
     def all_to_all_single(
         self,
@@ -344,12 +373,12 @@ class ComparedCollectives:
         size = self._backend(group).size()
         sent = _elements(value, input_splits, size)
         expected = _elements(output, output_splits, size)
-        splits, read = [list(output_splits), list(input_splits)], self._kind.to_cpu
-        if self._kind.is_tpu and value.is_contiguous() and output.is_contiguous():
-            unit, read = value.itemsize, self._moved
-            splits = [[unit * each for each in parts] for parts in (expected, sent)]
-        exchange = (read(output), read(value), *splits)
+        splits, (result, moved) = [output_splits, input_splits], _each(self._moved, (output, value))
+        if self._kind.is_tpu:
+            splits = [[value.itemsize * each for each in parts] for parts in (expected, sent)]
+        exchange = (result, moved, *map(list, splits))
         self._exchange_parts(called, group, [value], exchange, sent, expected)
+        self._keep_moved(output, result)
 
     def all_to_all(self, called: _Call, outputs: Tensors, inputs: Tensors, group: Any) -> None:
         """The same with a tensor for each part."""
@@ -390,12 +419,17 @@ class ComparedCollectives:
     # -- pairs of ranks
 
     def send(self, tensors: Tensors, group: Any, target: int, tag: int) -> Any:
-        work = self._backend(group).send(_each(self._moved, tensors), target, tag)
+        work = self._backend(group).send(self._in_place(tensors), target, tag)
         return dist.Work.boxed(work)
 
     def recv_(self, tensors: Tensors, group: Any, source: int, tag: int) -> Any:
-        work = self._backend(group).recv(_each(self._moved, tensors), source, tag)
+        work = self._backend(group).recv(self._in_place(tensors), source, tag)
         return dist.Work.boxed(work)
+
+    def _in_place(self, tensors: Tensors) -> Any:
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            raise ValueError("send and recv need contiguous tensors")  # as gloo's own
+        return _each(self._moved, tensors)
 
 
 class _Call(NamedTuple):
@@ -496,15 +530,6 @@ def _elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[in
         return [tensor.numel() // size] * size
     row = math.prod(tensor.shape[1:])
     return [rows * row for rows in splits]
-
-
-def _options(name: str, timeout: int, **fields: Any) -> Any:
-    """Options of a collective; `timeout` in ms, -1: the group's."""
-    options = getattr(_C10D, name)()
-    options.timeout = timedelta(milliseconds=timeout)
-    for option, value in fields.items():
-        setattr(options, option, value)
-    return options
 
 
 def _done(result: Any) -> Any:
