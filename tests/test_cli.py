@@ -316,7 +316,7 @@ class TestListings:
         assert "DIR and --runs name the same folder" in capsys.readouterr().err
         assert cli.main(["runs"]) == 0
         heads, two, one = capsys.readouterr().out.splitlines()
-        names = "run state cores time started notebook best parameters failure"
+        names = "run state cores time started notebook parameters failure"  # without empty columns
         assert heads.split() == names.split()
         assert re.match(r"\d{8}-\d{6}-one +succeeded +2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one)
         assert re.match(r"\d{8}-\d{6}-two +failed +2 CPU ", two)

@@ -73,7 +73,7 @@ def _tpunb_setup_shell(command, *, keep="", must=False, text=""):
             try:
                 out, err = process.communicate(text)
             except BaseException:  # an interrupt ends all that it has started
-                os.killpg(process.pid, signal.SIGINT)
+                os.killpg(process.pid, signal.SIGTERM)  # background commands ignore SIGINT
                 raise
         return [process.returncode, out, err]
 
