@@ -12,7 +12,7 @@ from tests.drivers.kernel import Ran
 PATIENCE = 3600.0
 """Seconds allowed for a cell."""
 _IS_WARM = (
-    "get_ipython().magics_manager.registry['TpuMagics'].session.launcher.is_warm"
+    "get_ipython().magics_manager.registry['TpuMagics'].session.runs.launcher.is_warm"
     " and not any(t.name == 'tpunb-warm-up' for t in __import__('threading').enumerate())"
 )
 

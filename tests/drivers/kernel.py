@@ -191,14 +191,16 @@ class Kernel:
         id: str | None = None,
         *,
         saved: bool = True,
+        recorded: bool = True,
         await_words: Sequence[str] = (),
     ) -> Ran:
         """Send a cell, and go on.
 
-        `saved`: the file is written before, as a person would.
+        `saved`: the file is written before, as a person would. `recorded`: it is in the history;
+        what is not is no cell of the notebook (the benchmarks have such cells).
         """
         metadata: dict[str, Any] = {}
-        if self.path is not None:
+        if self.path is not None and recorded:
             id = id or f"cell-{len(self.cells)}"
             self.cells[id] = source
             metadata = {
@@ -213,7 +215,7 @@ class Kernel:
         content = {
             "code": source,
             "silent": False,
-            "store_history": True,
+            "store_history": recorded,
             "user_expressions": {},
             "allow_stdin": self.path is not None,
             "stop_on_error": True,
