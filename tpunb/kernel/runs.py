@@ -133,9 +133,13 @@ class Runs:
 
 def find_attached(runs: Path, wanted: str | None) -> Attached:
     """Find a run to attach to, wherever it runs: the only active one that `wanted` names."""
+    return Attached(_find_active(runs, wanted))
+
+
+def _find_active(runs: Path, wanted: str | None) -> RunDir:
     folder = state.find_active(runs, wanted)
     mirror.ensure(folder)
-    return Attached(folder)
+    return folder
 
 
 def follow_attached(run: Attached, view: RunView, interrupts: Interrupts) -> RunResult | None:
@@ -165,9 +169,7 @@ def _finish(
 
 def stop(runs: Path, wanted: str | None, written: str, origin: StopOrigin) -> Iterator[str]:
     """Request a stop of a run, wait until it has ended, and yield lines on its way there."""
-    folder = state.find_active(runs, wanted)
-    mirror.ensure(folder)
-    return state.stop_run(folder, f"stopped with {written}", origin)
+    return state.stop_run(_find_active(runs, wanted), f"stopped with {written}", origin)
 
 
 def _save_values(request: RunRequest, folder: RunDir) -> None:

@@ -323,8 +323,6 @@ READ_SCALAR = "aten::_local_scalar_dense"
 """Reads of values: of a tensor, and of a single number. torch_xla counts the second as an operator
 that XLA lacks."""
 
-TENSOR_VERSION = "_version"
-"""A tensor's count of changes in place, which autograd checks. Reading it runs no program."""
 STEP_CLOSURES = "_run_step_closures"
 """The function of torch_xla.sync() that runs step closures: they may read values."""
 SHARDED = "_is_sharded"
