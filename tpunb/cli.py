@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tpunb import data
 from tpunb.data import DataOptions
@@ -28,7 +28,7 @@ from tpunb.kernel.options import (
 )
 from tpunb.runs import bucket_copies, directory, logs, state
 from tpunb.runs import listing as listings
-from tpunb.runs.spec import BackendName, RunState, StopOrigin
+from tpunb.runs.spec import BackendName, StopOrigin
 from tpunb.utils import ansi, terminal
 from tpunb.utils.options import (
     OptionParser,
@@ -113,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
         _stop,
         "stop a run, whoever started it, and wait until it has ended",
     )
-    add("node", NodeOptions, _node, "run one host's part of a run at a place, for tpunb itself")
+    add("node", NoOptions, _node, "run one host's part of a run, for tpunb's supervisor")
     add("clean", CleanOptions, _clean, "remove old runs, after a confirmation")
     add("keep", NoOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
@@ -490,18 +490,8 @@ def _runs(chosen: RunsCommandOptions) -> int:
     if chosen.runs is not None and chosen.place is not None:
         raise TpunbError("DIR and --runs name the same folder: give only one of them")
     runs = chosen.runs or chosen.place or listings.default_folder()
-    _see_elsewhere(*directory.list_runs(runs))
     print(terminal.coloured(str(listings.list_runs(runs, whole=chosen.whole))))
     return 0
-
-
-def _see_elsewhere(*runs: directory.RunDir) -> None:
-    """Start a mirror for each run on other hosts that has none, so that its folder is updated."""
-    away = [run for run in runs if run.is_away() and state.run_state(run) is RunState.AWAY]
-    if away:
-        from tpunb.places import mirror
-
-        mirror.ensure(*away)
 
 
 @dataclass(frozen=True)
@@ -514,7 +504,6 @@ class LogsCommandOptions(_RunsFolder, LogsOptions):
 
 def _logs(chosen: LogsCommandOptions) -> int:
     run = directory.find_run(chosen.runs, chosen.run)
-    _see_elsewhere(run)
     bucket_copies.load_log(run)
     search, colours = chosen.search(), sys.stdout.isatty()
     shown = ansi.clean if colours else str  # files get the ranks' exact output
@@ -546,34 +535,10 @@ def _stop(chosen: StopCommandOptions) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class NodeOptions:
-    """Options of `tpunb node`."""
-
-    run: Path = option(
-        "--run", type=Path, metavar="DIR", help="the run's folder on this host", required=True
-    )
-    node_rank: int = option(
-        "--node-rank", type=parse_count, default=0, metavar="K", help="the number of this host"
-    )
-    address: str = option(
-        "--address", default="", metavar="A", help="the address at which other hosts reach it"
-    )
-    leader: str = option("--leader", default="", metavar="A", help="the address of host 0")
-    port: int = option(
-        "--port", type=parse_count, default=0, metavar="N", help="the port at which host 0 listens"
-    )
-    detach: bool = flag("--detach", help="keep the run going when standard input closes")
-    follow: bool = flag("--follow", help="follow a run that is already started; start nothing")
-
-
-def _node(chosen: NodeOptions) -> int:
+def _node(chosen: NoOptions) -> NoReturn:
     from tpunb.kernel import node
 
-    known = vars(chosen).copy()
-    follow = known.pop("follow")
-    order = node.NodeOrder(**known)
-    return node.follow_node(order) if follow else node.run_node(order)
+    node.run_node()
 
 
 @dataclass(frozen=True)

@@ -32,30 +32,15 @@ from tpunb.utils.errors import TpunbError
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
-    from tpunb.places.mirror import MirrorProcess
 
 DEVICES: dict[Device, str | None] = {"TPU": "tpu", "CPU": None, "GPU": None}
 """Name of the lock of each kind of device that only one run of a user can use at a time."""
 
 
-class RunController(Protocol):
-    """Process that ends a run when this process ends: a supervisor, or the mirror of a place."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def broken(self) -> str: ...
-
-    def has_finished(self, folder: Path) -> bool: ...
-
-    def stop(self, folder: Path, stop: Stop) -> None: ...
-
-
 class Run:
     """A run that was started: follow it with `events`, end it with `stop`."""
 
-    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: RunController) -> None:
+    def __init__(self, folder: RunDir, spec: RunSpec, supervisor: SupervisorProcess) -> None:
         self.dir = folder
         self.spec = spec
         self._supervisor = supervisor
@@ -177,9 +162,7 @@ class Launcher:
         self.supervisor: SupervisorProcess | None = None
         """The supervisor for the next run."""
         self._retired: list[SupervisorProcess] = []
-        """Supervisors that no later run can use, but that have a background run."""
-        self._mirrors: list[MirrorProcess] = []
-        """Mirrors of runs at places, which end with this process."""
+        """Supervisors that no later run can use, but that have a run."""
         self._fingerprint: object = None
         self._replicate: dict[str, str] = {}
 
@@ -213,6 +196,9 @@ class Launcher:
         supervisor, self.supervisor = self.supervisor, None
         if supervisor is not None:
             self._retired.append(supervisor)
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         for supervisor in list(self._retired):
             supervisor.poll()
             if not supervisor.busy:
@@ -223,11 +209,9 @@ class Launcher:
         """End every supervisor and all runs, even background runs, with time to save."""
         supervisors = [*self._retired, *([] if self.supervisor is None else [self.supervisor])]
         self._retired, self.supervisor = [], None
-        mirrors, self._mirrors = self._mirrors, []
-        kept: list[SupervisorProcess | MirrorProcess] = [*supervisors, *mirrors]
-        for each in kept:
+        for each in supervisors:
             each.begin_close()
-        for each in kept:
+        for each in supervisors:
             each.close(wait)
 
     def begin(
@@ -299,25 +283,27 @@ class Launcher:
         *,
         detached: bool = False,
     ) -> Run | Attached:
-        """Start a run at a place, with a mirror that copies the hosts' files into the run's folder.
+        """Start a run on the hosts of a place, with a supervisor of its own.
 
         `env`: variables for the ranks in addition to their hosts' own.
         """
         from tpunb.places.hosts_target import HostsTarget
-        from tpunb.places.mirror import MirrorProcess
 
         assert isinstance(target, HostsTarget)
         write_folder(folder, spec, script, snapshot, env)
         for run in earlier_values.runs_read(script.text):
             copied_values.copy_into(RunDir(run), folder)
-        placed = target.placed(folder.id, detached=detached)
+        placed = target.placed(folder.id)
         placed.write(folder)
-        mirror = MirrorProcess(folder, variables=env, stays=detached)
+        supervisor = SupervisorProcess(None)
+        pod = target.pod(folder, spec, placed, env)
+        supervisor.run(folder.path, {}, detached=detached, pod=pod)
         if detached:
+            supervisor.detach()
             return Attached(folder)
-        self._mirrors = [each for each in self._mirrors if not each.has_exited()]
-        self._mirrors.append(mirror)
-        return Run(folder, spec, mirror)
+        self._close_idle()
+        self._retired.append(supervisor)
+        return Run(folder, spec, supervisor)
 
     def run_ahead(
         self,

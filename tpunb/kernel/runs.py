@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from tpunb.display import front_end
 from tpunb.display.run_view import RunView
 from tpunb.kernel import calls, cost, panel
-from tpunb.kernel.launcher import Attached, Launcher, Run, explained
-from tpunb.places import mirror
+from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.runs import bucket_copies, directory, listing, returns, state
 from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
@@ -79,22 +78,6 @@ class Runs:
             files.append_text(Path(os.environ[env_vars.RAN]), f"{folder.path}\n")
         return run
 
-    def require_taken(self, run: Run | Attached, interrupts: Interrupts) -> None:
-        """Wait until the place of a detached run has confirmed that it has the run.
-
-        An interrupt stops the run. Raises PlaceError if the place has confirmed nothing, RunError
-        if the run has already failed. A run on this machine needs no confirmation.
-        """
-        if not run.spec.place:
-            return
-        try:
-            mirror.wait_until_taken(run.dir, lambda: interrupts.count > 0)
-        finally:
-            if interrupts.count:
-                run.stop(self._interrupted)
-        if (result := state.read_result(run.dir)) is not None:
-            explained(result).raise_for_failure()
-
     def follow(
         self,
         run: Run,
@@ -133,13 +116,7 @@ class Runs:
 
 def find_attached(runs: Path, wanted: str | None) -> Attached:
     """Find a run to attach to, wherever it runs: the only active one that `wanted` names."""
-    return Attached(_find_active(runs, wanted))
-
-
-def _find_active(runs: Path, wanted: str | None) -> RunDir:
-    folder = state.find_active(runs, wanted)
-    mirror.ensure(folder)
-    return folder
+    return Attached(state.find_active(runs, wanted))
 
 
 def follow_attached(run: Attached, view: RunView, interrupts: Interrupts) -> RunResult | None:
@@ -169,7 +146,7 @@ def _finish(
 
 def stop(runs: Path, wanted: str | None, written: str, origin: StopOrigin) -> Iterator[str]:
     """Request a stop of a run, wait until it has ended, and yield lines on its way there."""
-    return state.stop_run(_find_active(runs, wanted), f"stopped with {written}", origin)
+    return state.stop_run(state.find_active(runs, wanted), f"stopped with {written}", origin)
 
 
 def _save_values(request: RunRequest, folder: RunDir) -> None:

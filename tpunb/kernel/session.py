@@ -385,7 +385,6 @@ class Session:
                 )
             )
             if options.detach:
-                self.runs.require_taken(run, interrupts)
                 self.leave(run)
                 return None
             assert isinstance(run, Run)

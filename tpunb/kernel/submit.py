@@ -29,7 +29,7 @@ from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
 from tpunb.notebook.models import Export, Snapshot
 from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
-from tpunb.places import jobset, kaggle, kinds, mirror
+from tpunb.places import jobset, kaggle, kinds, transfer
 from tpunb.places.config import JobSetSettings, KaggleSettings, find_place
 from tpunb.places.target import Target
 from tpunb.runs import directory
@@ -81,7 +81,6 @@ def submit(
         run = own.start(request, runs, interrupts, _ask, "tpunb submit --yes")
         if isinstance(run, Attached):
             print(*request.costs, sep="\n")
-            own.require_taken(run, interrupts)
             print(f"run {run.dir.id} continues on {run.spec.cores()}: tpunb attach {run.dir.id}")
             return 0
         view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="")
@@ -254,12 +253,8 @@ def fetch_files(run: RunDir, patterns: tuple[str, ...]) -> list[Path]:
 
     Raises TpunbError for a run on this machine, and if the copy fails.
     """
-    place = kinds.open_place(run)
-    mirror.ensure(run)
     try:
-        return place.fetch(patterns, run.path)
+        return transfer.fetch_files(run, patterns)
     except OSError as error:
         where = error.filename or run.path
         raise TpunbError(f"cannot write {where}: {error.strerror or error}") from error
-    finally:
-        place.close()

@@ -16,10 +16,10 @@ from typing import IO
 from tpunb.runs import protocol
 from tpunb.runs.protocol import (
     Broken,
-    JoinHosts,
     Leaving,
     Message,
     MessageReader,
+    Pod,
     Preload,
     Ready,
     RunFinished,
@@ -30,7 +30,7 @@ from tpunb.runs.spec import Stop
 from tpunb.utils import cpus, env_vars, interrupts, processes
 from tpunb.utils.modules import import_path
 
-_SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
+SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
 _ROUNDS = 50
 """Rounds of killing left-over processes, 0.02 s each: another may be forked in the meantime."""
 _TAIL = 3000
@@ -42,7 +42,7 @@ detached: list[SupervisorProcess] = []
 
 def _popen(stdin: int, stdout: int, stderr: IO[bytes] | int) -> subprocess.Popen[bytes]:
     return interrupts.start_in_own_session(
-        _SUPERVISOR,
+        SUPERVISOR,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
@@ -54,12 +54,15 @@ class SupervisorProcess:
     """A supervisor with its fork server. When its standard input, the lifeline, closes, all end.
 
     `env` is the complete environment of the fork server, which starts to import torch and
-    torch_xla at once; `ready` is True when it has finished.
+    torch_xla at once; `ready` is True when it has finished. None: there is no fork server, for a
+    run on other hosts.
     """
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str] | None) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the supervisor)
         self._connect(_popen(subprocess.PIPE, subprocess.PIPE, self._stderr))
+        if env is None:
+            return
         marked = {**env, **dict(mark.split("=", 1) for mark in self._marks)}
         self._send(Preload(marked, import_path(), sorted(cpus.allowed_cpus())))
 
@@ -108,19 +111,17 @@ class SupervisorProcess:
         *,
         device: str | None = None,
         detached: bool = False,
-        join: JoinHosts | None = None,
+        pod: Pod | None = None,
     ) -> None:
         """Order the run in a run folder, to be started after the earlier orders.
 
         `device` names a device that only one run of this user on this machine may use at a time. A
         `detached` run outlives this process; the supervisor ends with it and takes no other run.
-        `join`: this machine is one of several hosts of the run.
+        `pod`: the run's hosts, if it is not on this machine.
         """
         self._runs.add(str(folder))
         self._marks.add(f"{env_vars.RUN}={folder}")
-        if join is not None:
-            self._send(join)
-        self._send(StartRun(str(folder), env, device, detached))
+        self._send(StartRun(str(folder), env, device, detached, pod=pod))
 
     def run_ahead(self, folder: Path, env: dict[str, str]) -> None:
         """Order only the prelude in a run folder; the supervisor removes the folder."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpunb.machine.machine import Machine
-from tpunb.places import check, environment
+from tpunb.places import check, environment, transfer
 from tpunb.places.check import HostsReport, interpreter
 from tpunb.places.config import PlaceConfig
 from tpunb.places.errors import HostsError, PlaceError, list_hosts
 from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
 from tpunb.places.target import Estimate, Target
-from tpunb.places.transport import make_transport
+from tpunb.places.transport import Transport, make_transport
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import Device
+from tpunb.runs.protocol import NodeCommand, Pod, StartNode
+from tpunb.runs.spec import Device, RunSpec
 from tpunb.utils.errors import TpunbError
 
 _SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
@@ -29,8 +30,8 @@ class HostsTarget(Target):
 
     place: PlaceConfig
     report: HostsReport
-    targets: tuple[str, ...]
-    """The transport's names of the hosts."""
+    transport: Transport
+    """The way to the hosts, in the same order."""
     root: Path
     """The local folder from which files are copied."""
     cwd: Path
@@ -143,7 +144,7 @@ class HostsTarget(Target):
             f"as `checkpoints` of [places.{self.place.name}]",
         ]
 
-    def placed(self, run_id: str, *, detached: bool) -> HostsRun:
+    def placed(self, run_id: str) -> HostsRun:
         """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
         port = self.report.rendezvous_port()
         if port is None:
@@ -156,7 +157,7 @@ class HostsTarget(Target):
         reports = [host for _, host in self.report.answered]
         return HostsRun(
             self.place,
-            self.targets,
+            tuple(self.transport.hosts),
             tuple(host.address for host in reports),
             tuple(f"{host.folder}/runs/{run_id}" for host in reports),
             interpreter(self.place.host_settings),
@@ -164,8 +165,22 @@ class HostsTarget(Target):
             str(self.root),
             self.work,
             rsync=all(host.rsync for host in reports),
-            detached=detached,
             skews=tuple(host.skew for host in reports),
+        )
+
+    def pod(self, run: RunDir, spec: RunSpec, placed: HostsRun, env: Mapping[str, str]) -> Pod:
+        """The commands for a run's supervisor; `env`: variables for the ranks."""
+        nodes = tuple(
+            NodeCommand(
+                tuple(self.transport.command(host, f"cd / && exec {placed.python} -m tpunb node")),
+                StartNode(folder, dict(env), host, placed.addresses[host], placed.port),
+                placed.skews[host],
+            )
+            for host, folder in enumerate(placed.folders)
+        )
+        fetched = bool(spec.returns) or spec.profile is not None
+        return Pod(
+            nodes, transfer.command("send", run), transfer.command("fetch", run) if fetched else ()
         )
 
 
@@ -177,8 +192,7 @@ def find_hosts(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> Hos
     name = place.name
     say(f"looking for the hosts of place {name}")  # queries gcloud
     transport = make_transport(place)
-    targets = transport.hosts
-    hosts = list_hosts([target.rpartition("@")[2] for target in targets])
+    hosts = list_hosts([target.rpartition("@")[2] for target in transport.hosts])
     say(f"waiting for the hosts of place {name} to answer: {hosts}")
     report = check.ask(place, transport, cancelled=cancelled)
     if place.host_settings.environment == "make" and not report.silent and not cancelled():
@@ -192,4 +206,5 @@ def find_hosts(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> Hos
     if problems := report.problems():
         raise HostsError(name, tuple(problems))
     say(f"the hosts of place {name} have answered: {hosts}")
-    return HostsTarget(place, report, tuple(targets[i] for i in order), place.root(cwd), cwd)
+    transport.reorder(order)
+    return HostsTarget(place, report, transport, place.root(cwd), cwd)

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from tpunb.places.config import JobSetSettings, KaggleSettings, PlaceConfig, find_place
 from tpunb.places.errors import PlaceError
-from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
-from tpunb.runs.directory import RunDir
+from tpunb.places.place import Cancelled, Check, Say
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.tools import StoppedError
 
 if TYPE_CHECKING:
-    from tpunb.places.hosts import HostsPlace
     from tpunb.places.hosts_target import HostsTarget
     from tpunb.places.inspect_place import PlaceReport
 
@@ -64,15 +62,3 @@ def _find_place(name: str, cwd: Path) -> PlaceConfig:
     if told:
         raise PlaceError(f"place {name} is {told}", place.file, f"places.{name}")
     return place
-
-
-def open_place(run: RunDir) -> HostsPlace:
-    """The place of a run. Raises TpunbError."""
-    from tpunb.places.hosts import HostsPlace
-
-    if place_of(run) is None:
-        raise TpunbError(f"run {run.id} ran on this machine: all its files are in {run.path}")
-    try:
-        return HostsPlace(run, HostsRun.read(run))
-    except ValueError as error:
-        raise TpunbError(f"{run.place} cannot be read: {error}") from None

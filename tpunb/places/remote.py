@@ -1,15 +1,12 @@
 """Commands for hosts: sent to them as text and run by their own Python.
 
-    unpack FOLDER SIZE DIGEST WORD…   extract the run folder from standard input, run `tpunb WORD…`
-    differing FOLDER                  print a JSON list of the files on standard input,
-                                      {name: [size, time]}, that differ in the folder
-    receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
-    pack FOLDER PATTERN…              write matching files to standard output as an archive
-    reach ADDRESS PORT,PORT           listen and print the ports (0: chosen by the system), connect
-                                      to the addresses and ports on a line of standard input, and
-                                      print those that failed
-
-`unpack` needs tpunb on the host.
+differing FOLDER                  print a JSON list of the files on standard input,
+                                  {name: [size, time]}, that differ in the folder
+receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
+pack FOLDER PATTERN…              write matching files to standard output as an archive
+reach ADDRESS PORT,PORT           listen and print the ports (0: chosen by the system), connect
+                                  to the addresses and ports on a line of standard input, and
+                                  print those that failed
 """
 
 from __future__ import annotations
@@ -31,39 +28,14 @@ SAYS = "tpunb-says: "
 """Marks the lines that answer."""
 
 
-def read_exactly(size: int) -> bytes:
-    """Read exactly `size` bytes of standard input: the next program reads the rest."""
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(0, min(size - len(data), 1 << 20))
-        if not part:
-            sys.exit("the connection ended before all files had arrived")
-        data += part
-    return bytes(data)
-
-
 def read_archive(size: str, digest: str) -> tarfile.TarFile:
     """Read the archive from standard input."""
-    data = read_exactly(int(size))
+    data = sys.stdin.buffer.read(int(size))
+    if len(data) < int(size):
+        sys.exit("the connection ended before all files had arrived")
     if hashlib.sha256(data).hexdigest() != digest:
         sys.exit("the files were damaged in transfer: their digest differs")
     return tarfile.open(fileobj=io.BytesIO(data))
-
-
-def unpack(folder: str, size: str, digest: str, *words: str) -> None:
-    """Create the run folder, and become `tpunb`."""
-    os.umask(0o077)
-    archive = read_archive(size, digest)
-    try:
-        os.makedirs(folder)
-    except FileExistsError:
-        sys.exit(f"{folder} exists: a run with this id was started on this host before")
-    extract(archive, folder)
-    with open(os.path.join(folder, "spec.json")) as file:
-        os.makedirs(os.path.expanduser(json.load(file)["cwd"]), exist_ok=True)
-    # No module in the current folder may shadow a module of tpunb.
-    os.chdir("/")
-    os.execv(sys.executable, [sys.executable, "-m", "tpunb", *words])
 
 
 def differing(folder: str) -> None:
@@ -84,6 +56,7 @@ def differing(folder: str) -> None:
 
 def receive(folder: str, size: str, digest: str) -> None:
     """Extract the archive from standard input."""
+    os.umask(0o077)
     extract(read_archive(size, digest), os.path.expanduser(folder))
 
 

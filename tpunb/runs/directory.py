@@ -16,9 +16,8 @@
       chips.json                                          what the TPU did (tpunb.runs.chips)
       running.lock  result.json                           whether it is running; how it ended
       requests.jsonl                                      requests to stop it (tpunb.runs.state)
-      place.json  taken  mirror.json  mirror.log          of a run at a place: where it is, that the
-      hosts/<n>/…                                         place has it, and the other files of each
-                                                          host (tpunb.places)
+      place.json  hosts/<n>/…                             of a run at a place: where it is, and the
+                                                          other files of each host (tpunb.places)
 
 The processes of a run only append to files in it, and the kernel only reads them: nothing that a
 reader does can slow or block a rank.
@@ -92,8 +91,6 @@ class RunDir:
     requests = _File("requests.jsonl")
     place = _File("place.json")
     """A file that names the place of a run that is not on this machine (tpunb.places.place)."""
-    taken = _File("taken")
-    """A file that exists once the place has confirmed that it has the run."""
     returns = _File("returns")
     arguments = _File("values.pt")
     """The arguments of `tpunb.launch` that are not literals (tpunb.runs.arguments)."""
@@ -147,9 +144,9 @@ class RunDir:
         """The folder of a rank in an attempt; with None, of the prelude that ran for all ranks."""
         return self.path / "attempts" / str(attempt) / (PRELUDE if rank is None else str(rank))
 
-    def is_away(self) -> bool:
-        """True if the run continues at a place without a process on this machine."""
-        return bool(records.read_dict(self.place).get("detached"))
+    def host(self, node_rank: int) -> RunDir:
+        """The folder for a host's files that are not the whole run's (runs.folder_stream)."""
+        return RunDir(self.path / "hosts" / str(node_rank))
 
     def is_running(self) -> bool:
         """True while a supervisor holds the lock, which it does until it ends."""

@@ -35,7 +35,7 @@ _LONGEST = 100
 _PARTS = frozenset(
     "spec.json script.py notebook.json notebook.ipynb env.json events.jsonl run.log attempts "
     "values.json values.pt given "
-    "supervisor.log place.json taken mirror.json mirror.log hosts "
+    "supervisor.log place.json hosts "
     "metrics.jsonl returns checkpoints stacks.txt running.lock stopping requests.jsonl "
     "chips.json upload.json profile result.json".split()
 )

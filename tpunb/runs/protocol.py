@@ -1,6 +1,6 @@
 """Messages between the kernel, the supervisor and the processes of a run: JSON lines over pipes.
 
-    kernel       ──> supervisor    Preload, StartRun, StopRun, JoinHosts (before StartRun)
+    kernel       ──> supervisor    Preload, StartRun, StopRun
     supervisor   ──> kernel        Ready, RunFinished, Broken, Leaving
     supervisor   ──> fork server   ImportLibraries, ForkRunner
     supervisor   ──> kept prelude  ForkRunner
@@ -10,15 +10,17 @@
                                    AttemptReady, AttemptFinished, RunnerExits
     supervisor   ──> runner        StartAttempt, AbandonAttempt, AllFinished (several hosts)
 
-Between the supervisors of a run's hosts, over TCP (tpunb.worker.supervisor.hosts):
+Over an ssh pipe, with a run's supervisor at one end and `tpunb node` on a host at the other:
 
-    host k       ──> host 0        HostHere, AttemptReady, AttemptFinished, AttemptFailed,
-                                   Stop, HostEnded, Beat
-    host 0       ──> every host    AllHere, StartAttempt, AbandonAttempt, AllFinished, Stop,
-                                   RefuseRun, HostLost, RunOver, Beat
+    supervisor   ──> node          StartNode, BeginRun, StartAttempt, AbandonAttempt, AllFinished,
+                                   ShutDown, CollectStacks, Alive
+    node         ──> supervisor    NodeHere, CellStarted, RanksForked, RankExited, StopRanks,
+                                   AttemptReady, AttemptFinished, PreludeNotForkable, SignalSent,
+                                   RunnerEnded, StacksCollected, Preempted, RankStates,
+                                   FileGrown, FileReplaced, RunFinished
 
 A line is {"kind": <class name>, <fields>}. Lines that are not messages are logged and skipped, so
-the two ends may have different versions. Standard library only.
+the two ends may have different versions, and a login shell may greet. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from tpunb.runs.spec import Stop
 from tpunb.utils import records
@@ -53,6 +55,48 @@ class Preload:
 
 
 @dataclass(frozen=True)
+class StartNode:
+    """Start this host's part of a run in a run folder; the first message to `tpunb node`."""
+
+    dir: str
+    env: dict[str, str]
+    """Environment variables for the ranks in addition to the host's; as sent by `tpunb node` to
+    its own supervisor, the complete environment. They may be secrets, so they are in no file."""
+    node_rank: int
+    address: str
+    """The address at which other hosts reach this host."""
+    port: int
+    """The first of the ports at which host 0 may serve the ranks' store."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """Properties that must be equal on all hosts, by name; `tpunb node` finds them out."""
+    device: str | None = None
+    """As in StartRun; `tpunb node` finds it out."""
+
+
+@dataclass(frozen=True)
+class NodeCommand:
+    """How a supervisor reaches one of a run's hosts."""
+
+    command: tuple[str, ...]
+    """The command that runs `tpunb node` on the host, such as ssh."""
+    start: StartNode
+    ahead: float = 0.0
+    """Seconds by which the host's clock is ahead of this machine's."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The hosts of a run, in order of node rank, and the commands that copy its files."""
+
+    nodes: tuple[NodeCommand, ...]
+    send: tuple[str, ...]
+    """The command that copies the files of the run to the hosts before it begins. If it fails, its
+    output is a JSON list of problems: [name of the host or null, text]."""
+    fetch: tuple[str, ...]
+    """The command that copies large results from the hosts at the end; () if there are none."""
+
+
+@dataclass(frozen=True)
 class StartRun:
     """Start the run in a run folder, after the runs that were ordered before it."""
 
@@ -65,27 +109,8 @@ class StartRun:
     ahead: bool = False
     """Only the prelude runs, at low priority and until another run is ordered, for later runs to
     begin in. The supervisor removes the folder at the end, and sends nothing to the kernel."""
-
-
-@dataclass(frozen=True)
-class JoinHosts:
-    """Join the other hosts of the run in this folder."""
-
-    dir: str
-    node_rank: int
-    address: str
-    """The address at which other hosts reach this host; it listens on no other."""
-    leader: str
-    """The address of host 0, which listens for the other hosts."""
-    port: int
-    key: str
-    """The key of the run: hosts prove to each other that they have it."""
-    facts: dict[str, str]
-    """Properties that must be equal on all hosts, by name."""
-    beat: float = 2.0
-    """As in `runs.stream.Start`, like the next two."""
-    lost_after: float = 20.0
-    patience: float = 300.0
+    pod: Pod | None = None
+    """The run's hosts; None if it runs on this machine."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +178,15 @@ class ForkRunner:
     address: str = ""
     """The address at which other hosts reach this host."""
     port: int = 0
-    """The port at which host 0's supervisor listens for the others; `store_ports` follow it."""
+    """The first of the ports at which host 0 may serve the ranks' store (`store_ports`)."""
 
 
 def store_ports(port: int) -> range:
     """Return the ports for the ranks' store: host 0 serves it at the first that is free.
 
-    They follow the port at which its supervisor listens, so that a firewall can allow them.
+    They are few and known, so that a firewall can allow them.
     """
-    return range(port + 1, min(port + 5, 65536))
+    return range(port, min(port + 5, 65536))
 
 
 @dataclass(frozen=True)
@@ -251,6 +276,8 @@ class RankExited:
     """Its peak memory in bytes."""
     finished: bool
     """True if its train cell has completed; otherwise the rank has failed, whatever its code."""
+    memory: str = ""
+    """Evidence that the kernel killed it because memory ran out, found by its supervisor; or ''."""
 
 
 @dataclass(frozen=True)
@@ -275,15 +302,6 @@ class AttemptFinished:
 
 
 @dataclass(frozen=True)
-class AttemptFailed:
-    """A rank of this host has failed."""
-
-    attempt: int
-    reason: str
-    """'rank h1/3 has failed'."""
-
-
-@dataclass(frozen=True)
 class StartAttempt:
     """All hosts are ready: fork the ranks."""
 
@@ -298,7 +316,6 @@ class AbandonAttempt:
     """A rank of some host has failed: end this attempt's ranks."""
 
     attempt: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -307,69 +324,128 @@ class AllFinished:
 
 
 @dataclass(frozen=True)
-class HostHere:
-    """A host has connected and is ready to begin."""
+class NodeHere:
+    """A host waits to begin: it is this run's turn on its device."""
 
     facts: dict[str, str]
 
 
 @dataclass(frozen=True)
-class AllHere:
-    """All hosts have connected and have equal facts: the prelude may begin."""
+class BeginRun:
+    """All hosts are here and have equal facts: begin the prelude."""
 
 
 @dataclass(frozen=True)
-class RefuseRun:
-    """The run is refused: nothing is started."""
+class ShutDown:
+    """Begin the shutdown sequence of a host's processes, or skip the rest of its grace period."""
 
-    reason: str
+    grace: float
+    """Seconds for the ranks to save; 0 also ends the grace period of a sequence that has begun."""
+    of_attempt: bool = False
+    """Only of this attempt: ranks of a later one live."""
 
 
 @dataclass(frozen=True)
-class HostLost:
-    """A host was lost or never connected: the others end their ranks."""
+class SignalSent:
+    """A step of the shutdown sequence has begun, with the name of its signal."""
 
-    node_rank: int
-    reason: str
+    step: str
+
+
+@dataclass(frozen=True)
+class RunnerEnded:
+    """The runner has ended and will not be replaced, or the fork server before it forked one."""
+
+    pid: int | None
+    code: int
+    """Negative for a signal."""
     time: float
+    by_itself: bool
+    """It has announced its end; otherwise it was killed, or the prelude has called os._exit."""
+    ranks_forked: bool
+    memory: str = ""
+    """As in RankExited."""
+    fork_server: bool = False
+    output: str = ""
+    """The end of the fork server's output."""
+    imports_failed: ImportsFailed | None = None
+    """The exception that ended the fork server."""
 
 
 @dataclass(frozen=True)
-class HostEnded:
-    """No process of the run is left on this host."""
+class CollectStacks:
+    """Have the ranks write their stacks. `native`: also the frames of native code."""
 
-    result: dict[str, Any]
-    """The JSON of a `RunResult` of this host's ranks."""
-    now: float
-    """The time of this host's clock."""
-    models: list[Any] = field(default_factory=list)
-    """The JSON of the models that its first rank ended with (`tpunb.runs.trained_models`)."""
+    native: bool
 
 
 @dataclass(frozen=True)
-class RunOver:
-    """No process of the run is left on any host."""
-
-    result: dict[str, Any]
-    """The JSON of the `RunResult` of the whole run."""
+class StacksCollected:
+    """All stacks that can be expected are in the ranks' folders."""
 
 
 @dataclass(frozen=True)
-class Beat:
-    """A heartbeat. `idle`: there was no activity for the time after which a run counts as hung."""
+class Preempted:
+    """The host is about to be shut down."""
 
-    idle: bool = False
+    notice: str
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a living rank does."""
+
+    rank: int
+    state: str
+    """/proc's letter: R runs, S sleeps, D is uninterruptible, T is stopped; '' if ended."""
+    seconds: float
+    """Seconds of processor time so far, with its descendants."""
+    bytes: int
+    """Bytes read and written so far, with its descendants."""
+    memory: int
+    """Bytes in RAM."""
+
+
+@dataclass(frozen=True)
+class RankStates:
+    """The ranks of a host; sent often, so that it is also the host's sign of life."""
+
+    ranks: tuple[RankState, ...]
+
+
+@dataclass(frozen=True)
+class FileGrown:
+    """Bytes that were appended to a file of the host's run folder."""
+
+    file: str
+    """Its path in the run folder."""
+    data: str
+    """In base64, as in FileReplaced."""
+
+
+@dataclass(frozen=True)
+class FileReplaced:
+    """The new content of a small file of the host's run folder."""
+
+    file: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The supervisor is still there: a connection that is cut does not close at its other end."""
 
 
 Message = (
-    Preload | StartRun | StopRun | JoinHosts
+    Preload | StartRun | StopRun
     | Ready | RunFinished | Broken | Leaving
     | ImportLibraries | ForkRunner
     | LibrariesImported | ImportsFailed | RunnerForked | RunnerExits
     | CellStarted | PreludeKept | PreludeNotKept | PreludeNotForkable
     | RanksForked | RankExited | StopRanks
-    | AttemptReady | AttemptFinished | AttemptFailed | StartAttempt | AbandonAttempt | AllFinished
-    | HostHere | AllHere | RefuseRun | Stop | HostLost | HostEnded | RunOver | Beat
+    | AttemptReady | AttemptFinished | StartAttempt | AbandonAttempt | AllFinished
+    | StartNode | NodeHere | BeginRun | ShutDown | SignalSent | RunnerEnded
+    | CollectStacks | StacksCollected | Preempted | RankStates | FileGrown | FileReplaced | Alive
 )  # fmt: skip
 KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
@@ -398,10 +474,11 @@ def decode_message(line: bytes) -> Message | None:
 
 def _checked(kind: type[Message], name: str, value: Any) -> Any:
     """Return a field's value. Raises KeyError, TypeError or ValueError if its type is wrong."""
-    wanted = get_type_hints(kind)[name]
+    record: Any = kind
+    wanted = records.hints(record)[name]
     union = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     types = tuple(get_origin(member) or member for member in union)
-    if is_dataclass(types[0]) or issubclass(types[0], Enum):
+    if is_dataclass(types[0]) or issubclass(types[0], (tuple, Enum)):
         return records.convert(wanted, value)
     if not isinstance(value, types):
         raise TypeError(f"{name} is a {type(value).__name__}")
@@ -411,11 +488,12 @@ def _checked(kind: type[Message], name: str, value: Any) -> Any:
 class MessageReader:
     """Reads messages from the end of a pipe."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, longest: int | None = None) -> None:
+        """`longest`: the most bytes of a line that are kept; longer ones are no messages."""
         self.fd = fd
         self.closed = False
         """True once the other end is closed and nothing more will come."""
-        self._lines = LineBuffer()
+        self._lines = LineBuffer(longest)
 
     def read(self) -> list[Message]:
         """Return the messages that have arrived; [] if there are none on a non-blocking pipe."""
@@ -441,6 +519,37 @@ class MessageWriter:
     def close(self) -> None:
         """Close the pipe in a rank, whose code sends nothing to the supervisor."""
         os.close(self._fd)
+
+
+class Outbox:
+    """Messages to a pipe whose reader may be slow: they wait here, and nothing blocks."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._waiting = bytearray()
+        self.closed = False
+        """True once the reader is gone: nothing more can be sent."""
+        os.set_blocking(fd, False)
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait."""
+        return len(self._waiting)
+
+    def send(self, message: Message) -> None:
+        self._waiting += encode_message(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the pipe takes now."""
+        try:
+            while self._waiting and not self.closed:
+                del self._waiting[: os.write(self._fd, self._waiting[: 1 << 16])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+            self._waiting.clear()
 
 
 class OrderChannel:

@@ -56,11 +56,10 @@ def run_state(run: RunDir) -> RunState:
             return _active_state(run)
         if run.bucket.exists():
             return RunState.AWAY
-        gone = RunState.AWAY if run.is_away() else RunState.LOST
         if not run.lock.exists():
-            return RunState.STARTING if _is_new(run.path, STARTING) else gone
+            return RunState.STARTING if _is_new(run.path, STARTING) else RunState.LOST
         if not _is_new(run.lock, RECENT):
-            return gone
+            return RunState.LOST
         time.sleep(POLL_INTERVAL)
 
 
@@ -175,12 +174,6 @@ def describe_end(run: RunDir) -> str:
 
 
 def lost_message(run: RunDir) -> str:
-    if run.is_away():
-        return (
-            f"the hosts of run {run.id} do not answer, so its state is not known. "
-            f"`tpunb attach {run.id}` connects to them again; the files received so far are in "
-            f"{run.path}"
-        )
     return (
         f"run {run.id} is lost: its supervisor or its machine has ended without a result. "
         f"The files written until then are in {run.path}"

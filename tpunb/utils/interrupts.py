@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tpunb.utils.files import PACKAGE_ROOT
 
@@ -84,6 +85,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 def presses() -> int:
     """Return how often the interrupt key was pressed in blocks that count it."""
     return _presses
+
+
+def become_in_own_session(code: str, *arguments: str) -> NoReturn:
+    """Replace this process by one that `start_in_own_session` would start."""
+    with contextlib.suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    os.execv(sys.executable, [sys.executable, "-c", _BEGIN + code, PACKAGE_ROOT, *arguments])
 
 
 def start_in_own_session(code: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:

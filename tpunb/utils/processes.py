@@ -12,7 +12,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 # From <linux/prctl.h>; Python has no wrapper for prctl.
@@ -98,12 +98,21 @@ def signal_and_continue(process: Process, number: int) -> bool:
     return sent
 
 
-def descendants(ancestor: int) -> list[Process]:
-    """Return all living descendants of `ancestor`, parents before children."""
+def _children() -> dict[int, list[tuple[int, _Stat]]]:
+    """All processes by the pid of their parent."""
     children: dict[int, list[tuple[int, _Stat]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (stat := _stat(int(name))) is not None:
             children.setdefault(stat.ppid, []).append((int(name), stat))
+    return children
+
+
+def descendants(ancestor: int) -> list[Process]:
+    """Return all living descendants of `ancestor`, parents before children."""
+    return _below(ancestor, _children())
+
+
+def _below(ancestor: int, children: dict[int, list[tuple[int, _Stat]]]) -> list[Process]:
     below: list[Process] = []
     queue = [ancestor]
     while queue:
@@ -124,15 +133,17 @@ class Work:
     """Bytes read and written by system calls; those of sockets count in part."""
 
 
-def work_done(process: Process) -> Work:
-    """Return the work of a process and its descendants; zero if it has ended."""
-    if not is_alive(process):
-        return Work(0.0, 0)
-    ticks = moved = 0
-    for each in [process, *descendants(process.pid)]:
-        ticks += _ticks(each.pid)
-        moved += _bytes_moved(each.pid)
-    return Work(ticks / os.sysconf("SC_CLK_TCK"), moved)
+def work_done(ancestors: Iterable[Process]) -> dict[Process, Work]:
+    """Return the work of each process and its descendants; zero if it has ended."""
+    children, done = _children(), {}
+    for ancestor in ancestors:
+        ticks = moved = 0
+        if is_alive(ancestor):
+            for each in [ancestor, *_below(ancestor.pid, children)]:
+                ticks += _ticks(each.pid)
+                moved += _bytes_moved(each.pid)
+        done[ancestor] = Work(ticks / os.sysconf("SC_CLK_TCK"), moved)
+    return done
 
 
 def resident_bytes(pid: int) -> int:

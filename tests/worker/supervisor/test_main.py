@@ -6,7 +6,6 @@ import fcntl
 import resource
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,20 +16,12 @@ import pytest
 from tests.drivers.kernel import ROOT
 from tpunb.runs import directory
 from tpunb.runs.events import Ended, Note, Phase
-from tpunb.runs.protocol import (
-    AllHere,
-    HostHere,
-    HostLost,
-    JoinHosts,
-    Message,
-    StartRun,
-)
+from tpunb.runs.protocol import StartRun
 from tpunb.runs.spec import PhaseKind, RunSpec, Stop, StopCause, StopOrigin
 from tpunb.runs.state import request_stop
 from tpunb.utils import files
-from tpunb.worker.supervisor import device_lock, hosts, main
+from tpunb.worker.supervisor import device_lock, main
 from tpunb.worker.supervisor.device_lock import RunDescription
-from tpunb.worker.supervisor.hosts import Hosts, Leader
 from tpunb.worker.supervisor.main import QueuedRun
 
 
@@ -128,51 +119,6 @@ def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
         Stop(StopCause.USER),
         Stop(StopCause.USER, now=True),
     ]
-
-
-def test_stop_on_a_host_with_a_queued_run_reaches_host_0(
-    queued: QueuedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosts, "FAREWELL", 600.0)  # host 0 closes the connection long before
-    names, key = ("h0", "h1"), "ab" * 32
-    files.write_json(queued.dir.spec, replace(queued.spec, hosts=names, world_size=2).to_json())
-    queued.spec = queued.dir.read_spec()
-    join = JoinHosts(str(queued.dir.path), 0, "127.0.0.1", "127.0.0.1", 0, key, {})
-    leader = Leader(queued.dir.id, names, join)
-    try:
-        queued.take_part(replace(join, node_rank=1, port=leader.port))
-        assert queued.hosts is not None
-        leader.say(HostHere({}))
-        queued.hosts.say(HostHere({}))
-        await_words(leader, AllHere(), queued.hosts)
-        # More than fits into the buffers of a connection, so that the stop is still unsent.
-        text = "x" * 8_000_000
-        queued.hosts.say(HostHere({"packages": text}))
-        cancelling = threading.Thread(target=queued.cancel, args=(Stop(reason="enough"),))
-        cancelling.start()
-        heard = await_words(leader, Stop(StopCause.USER, "enough"))
-        while not leader.over:
-            leader.step(idle=False)
-            heard += leader.hear()
-        cancelling.join()
-        leader.step(idle=False)
-        heard += leader.hear()
-        assert not any(isinstance(message, HostLost) for message in heard)
-        assert [ended.result["state"] for ended in leader.results()] == ["interrupted"]
-    finally:
-        leader.close(None)
-
-
-def await_words(leader: Leader, message: Message, *others: Hosts) -> list[Message]:
-    """The messages that host 0's supervisor hears, up to this one."""
-    heard: list[Message] = []
-    deadline = time.monotonic() + 20
-    while message not in heard:
-        for host in (*others, leader):
-            host.step(idle=False)
-        heard += leader.hear()
-        assert time.monotonic() < deadline, heard
-    return heard
 
 
 MANY = """

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
-from tpunb.runs.protocol import HostEnded, ImportsFailed
-from tpunb.runs.result import Failure, RunResult
+from tpunb.runs.protocol import ImportsFailed
+from tpunb.runs.result import Failure
 from tpunb.runs.spec import Block, FailureKind, RunSpec, Stop, StopCause
-from tpunb.runs.trained_models import DifferentModels, SteppedModel
 from tpunb.utils import files
 from tpunb.worker.supervisor.outcome import (
     LONGEST,
     ProcessExit,
     RunObservation,
     build_result,
-    merge_results,
     with_source,
 )
 
@@ -124,7 +121,7 @@ def test_success_needs_the_finished_end_of_all_ranks(
         (ProcessExit(0, 11, -11, NOW), FailureKind.SIGNAL),
         (ProcessExit(0, 11, -9, NOW), FailureKind.SIGNAL),  # a guess at memory is no evidence
         (ProcessExit(0, 11, -9, NOW, memory="the kernel's log: …"), FailureKind.OUT_OF_MEMORY),
-        (ProcessExit(None, None, -9, NOW, fork_server=True), FailureKind.LOST),
+        (ProcessExit(None, None, -9, NOW, fork_server_output=""), FailureKind.LOST),
     ],
 )
 def test_failure_kind_without_an_exception(
@@ -140,9 +137,9 @@ def test_failure_kind_without_an_exception(
 def test_the_exception_that_ended_the_fork_server_is_the_failure(
     tmp_path: Path, of_tpunb: bool
 ) -> None:
-    end = ProcessExit(None, None, 1, NOW, fork_server=True)
     why = ImportsFailed("SetupError", "use another torch", of_tpunb)
-    result = result_of(tmp_path, end, imports_failed=why, fork_server_output="Traceback …")
+    end = ProcessExit(None, None, 1, NOW, fork_server_output="Traceback …", imports_failed=why)
+    result = result_of(tmp_path, end)
     assert result.failure is not None
     assert (result.failure.kind, result.failure.type) == (FailureKind.LOST, "SetupError")
     failed = "the fork server, which starts the processes of a run, failed: SetupError: "
@@ -198,96 +195,23 @@ def test_failure_source_is_from_the_cell_and_cut_around_the_error(run: RunDir) -
     assert with_source(FAILURE, PLACES, run).source[0] == (1, "line 3")
 
 
-class TestSeveralHosts:
-    """Host 0's result, from its own and those of the other hosts."""
-
-    SPEC = RunSpec("id", "n", 4, "CPU", "/", (), (), hosts=("h0", "h1"))
-
-    def part(self, folder: Path, node_rank: int, *exits: ProcessExit, **seen: object) -> RunResult:
-        run = directory.create_run(folder, "n")
-        stop = seen.pop("stop", None)
-        if stop is not None:
-            seen.setdefault("stopped", NOW)
-        for rank, error in seen.pop("errors", {}).items():  # type: ignore[attr-defined]
-            run.error(0, rank).parent.mkdir(parents=True, exist_ok=True)
-            files.write_json(run.error(0, rank), error)
-        observation = RunObservation(
-            NOW - 9, NOW + 1, list(exits), stop, 0, None, None,
-            ranks=self.SPEC.ranks_on(node_rank), host=self.SPEC.hosts[node_rank], **seen,
-        )  # type: ignore[arg-type]  # fmt: skip
-        return build_result(run, self.SPEC, observation)
-
-    def ends(self, *ranks: int, code: int = 0, at: float = 0.0) -> list[ProcessExit]:
-        return [ProcessExit(rank, 10 + rank, code, NOW + at, 100 + rank) for rank in ranks]
-
-    def test_merged_result_has_failures_and_memory_of_all_hosts(self, tmp_path: Path) -> None:
-        stop = Stop(StopCause.PEER_FAILED, "rank h1/2 has failed")
-        own = self.part(tmp_path, 0, *self.ends(0, 1), stop=stop, stopped=NOW + 0.5)
-        assert own.failures == ()  # it is stopped for one of another host
-        exits = self.ends(2, code=1) + self.ends(3)
-        errors = {2: {**VALUE, "time": NOW}}
-        other = self.part(tmp_path, 1, *exits, stop=stop, stopped=NOW + 0.5, errors=errors)
-        whole = merge_results(own, stop, NOW + 0.5, [HostEnded(other.to_json(), 0.0)])
-        assert whole.state == "failed"
-        assert whole.returncode == 1
-        assert [(failure.host, failure.rank) for failure in whole.failures] == [("h1", 2)]
-        assert whole.peak_memory == (100, 101, 102, 103)
-
-    def test_merged_failures_are_ordered_by_the_clock_of_host_0(self, tmp_path: Path) -> None:
-        """Host 1's clock is 60 s ahead."""
-        stop = Stop(StopCause.PEER_FAILED, "a rank has failed")
-        own = self.part(
-            tmp_path, 0, *self.ends(0, code=1, at=1.0), errors={0: {**VALUE, "time": NOW + 1.0}}
-        )
-        later = {2: {**VALUE, "time": NOW + 60.0}}
-        other = self.part(tmp_path, 1, *self.ends(2, code=1, at=60.0), errors=later)
-        whole = merge_results(own, stop, NOW + 2, [HostEnded(other.to_json(), 60.0)])
-        assert [failure.host for failure in whole.failures] == ["h1", "h0"]
-
-    def test_lost_host_comes_before_failures_it_caused(self, tmp_path: Path) -> None:
-        gone = Failure.of(FailureKind.HOST_LOST, "host h1 was lost", time=NOW - 1, host="h1")
-        stop = Stop(StopCause.HOST_LOST, "host h1 was lost")
-        own = self.part(
-            tmp_path,
-            0,
-            *self.ends(0, code=1),
-            stop=stop,
-            host_failures=(gone,),
-            errors={0: {**VALUE, "time": NOW - 0.5}},
-        )
-        whole = merge_results(own, stop, NOW, [])
-        assert whole.state == "failed"
-        assert [failure.kind for failure in whole.failures] == ["host_lost", "exception"]
-        assert whole.headline() == "host h1 was lost"
-
-    def test_models_of_hosts_are_compared_by_their_first_ranks(self, tmp_path: Path) -> None:
-        def merged(first: float, second: float) -> DifferentModels | None:
-            parts = [self.part(tmp_path, n, *self.ends(2 * n, 2 * n + 1)) for n in range(2)]
-            run = RunDir(parts[0].dir)
-            run.attempt(0, 0).mkdir(parents=True)
-            model = SteppedModel("SGD", "line 3", False, 1e-5, ((first,),))
-            files.write_json(run.models(0, 0), [asdict(model)])
-            other = asdict(replace(model, values=((second,),)))
-            ended = HostEnded(parts[1].to_json(), 0.0, [other])
-            return merge_results(parts[0], None, math.inf, [ended]).different_models
-
-        assert merged(1.0, 1.0) is None
-        found = merged(1.0, 2.0)
-        assert found is not None
-        assert (found.ranks, found.difference) == ((0, 2), 0.5)
-
-    def test_hang_report_lists_the_ranks_of_all_hosts(self, tmp_path: Path) -> None:
-        def hang(where: str) -> Failure:
-            message = f"no activity for 300 s:\n{where}\nGive it more time."
-            return Failure.of(FailureKind.HANG, message, cell=3, line=4, traceback=where, time=NOW)
-
-        stop = Stop(StopCause.HUNG, "no activity")
-        own = self.part(tmp_path, 0, stop=stop, hang=hang("ranks 0, 1: in xm.mark_step"))
-        other = self.part(tmp_path, 1, stop=stop, hang=hang("rank 2: a\nrank 3: b"))
-        whole = merge_results(own, stop, NOW, [HostEnded(other.to_json(), 0.0)])
-        assert whole.state == "hung"
-        (failure,) = whole.failures
-        assert failure.message == (
-            "no activity for 300 s:\nh0: ranks 0, 1: in xm.mark_step\nh1: rank 2: a\n"
-            "h1: rank 3: b\nGive it more time."
-        )
+def test_result_of_a_run_on_hosts_names_the_host_of_each_failure(tmp_path: Path) -> None:
+    """Also of a prelude, whose files are in the host's own folder."""
+    gone = Failure.of(FailureKind.HOST_LOST, "host h1 was lost", time=NOW - 1, host="h1")
+    run = directory.create_run(tmp_path, "n")
+    for path, at in ((run.error(0, 0), NOW), (run.host(1).error(0, None), NOW - 0.5)):
+        path.parent.mkdir(parents=True)
+        files.write_json(path, {**VALUE, "time": at})
+    exits = [ProcessExit(0, 10, 1, NOW, 100), ProcessExit(None, 11, 1, NOW, node=1)]
+    stop = Stop(StopCause.HOST_LOST, "host h1 was lost")
+    seen = RunObservation(
+        NOW - 9, NOW + 1, exits, stop, 0, None, None, stopped=NOW, host_failures=(gone,)
+    )
+    spec = replace(SPEC, hosts=("h0", "h1"))
+    result = build_result(run, spec, seen)
+    assert [(each.host, each.kind, each.rank) for each in result.failures] == [
+        ("h1", FailureKind.HOST_LOST, None),
+        ("h1", FailureKind.EXCEPTION, None),
+        ("h0", FailureKind.EXCEPTION, 0),
+    ]
+    assert (result.state, result.headline()) == ("failed", "host h1 was lost")

@@ -27,6 +27,7 @@ from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, Stop, StopCause, St
 from tpunb.utils import files, processes
 from tpunb.utils.processes import Process
 from tpunb.worker.supervisor import stacks
+from tpunb.worker.supervisor.nodes import LocalNode
 from tpunb.worker.supervisor.supervision import Supervision
 
 FORK_SERVER, RUNNER, RANK_0, RANK_1, LATE_0, LATE_1 = (Process(pid, 0) for pid in range(10, 16))
@@ -45,18 +46,21 @@ class OneRun:
         self.finished = False
         self.forks: list[str | None] = []
         self.spared, self.copying = [FORK_SERVER], False
-        self.supervision = Supervision(
+        self.node = LocalNode(
+            0,
+            range(2),
             self.dir,
             self.forks.append,
             lambda: self.spared,
             lambda: self.copying,
-            lambda: "",
+            env={},
             clock=lambda: world.time,
         )
+        self.supervision = Supervision(self.dir, [self.node], clock=lambda: world.time)
 
     def send(self, *messages: object) -> None:
         for message in messages:
-            self.supervision.on_message(message)  # type: ignore[arg-type]
+            self.node.on_message(message)  # type: ignore[arg-type]
 
     def fork_runner(self) -> None:
         self.world.deadly[RUNNER] = {INT, TERM, KILL}
@@ -197,7 +201,7 @@ def test_failure_of_a_rank_stops_the_others(one_run: Make) -> None:
     run.exit_rank(1, 3)
     run.send(StopRanks())
     run.pass_time(1.0)
-    assert run.world.sent == [(RANK_0.pid, INT), (RANK_1.pid, INT)]
+    assert run.world.sent == [(RANK_0.pid, INT)]
     run.exit_rank(0, -INT)
     run.exit_runner(1)
     result = run.finish()
@@ -355,7 +359,7 @@ def test_no_hang_in_a_prelude_that_runs_once(one_run: Make) -> None:
 def test_preemption_stops_the_run(one_run: Make) -> None:
     run = one_run()
     run.start()
-    run.supervision._preemption.notice = "instance/preempted is TRUE"
+    run.node.preemption.notice = "instance/preempted is TRUE"
     run.pass_time(0.5)
     assert [event.stop for event in run.events(Stopping)] == [Stop(StopCause.PREEMPTED)]
 
@@ -404,7 +408,7 @@ def test_crash_of_the_fork_server_before_the_runner_is_a_failure(one_run: Make) 
     run = one_run()
     run.supervision.begin()
     del run.world.deadly[FORK_SERVER]
-    run.supervision.lose_fork_server(-9, "last words")
+    run.node.lose_fork_server(-9, "last words")
     result = run.finish()
     assert result.state == "failed"
     assert [failure.kind for failure in result.failures] == [FailureKind.LOST]
@@ -414,7 +418,7 @@ def test_crash_of_the_fork_server_later_does_not_end_the_run(one_run: Make) -> N
     run = one_run()
     run.start()
     del run.world.deadly[FORK_SERVER]
-    run.supervision.lose_fork_server(-9, "last words")
+    run.node.lose_fork_server(-9, "last words")
     assert not run.pass_time(1.0)
     run.end(0)
     assert run.finish().state == "succeeded"

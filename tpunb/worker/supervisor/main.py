@@ -21,39 +21,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from socket import socketpair
 from typing import IO
 
-from tpunb.runs import protocol
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase
 from tpunb.runs.protocol import (
     Broken,
     ForkRunner,
-    HostEnded,
     ImportLibraries,
     ImportsFailed,
-    JoinHosts,
     Leaving,
     LibrariesImported,
     Message,
     MessageReader,
     OrderChannel,
+    Outbox,
     Preload,
     PreludeKept,
     PreludeNotKept,
     Ready,
     RunFinished,
     RunnerForked,
-    RunOver,
+    StartNode,
     StartRun,
     StopRun,
+    decode_message,
 )
-from tpunb.runs.result import Failure
-from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
+from tpunb.runs.spec import PhaseKind, Stop, StopCause
 from tpunb.runs.state import read_stops
 from tpunb.utils import processes
 from tpunb.utils.descriptors import wait_readable
@@ -61,11 +59,13 @@ from tpunb.utils.files import PACKAGE_ROOT, LineTail
 from tpunb.utils.processes import Process
 from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
+from tpunb.worker.supervisor.arm import Arm
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
-from tpunb.worker.supervisor.hosts import Hosts, join_hosts
 from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
+from tpunb.worker.supervisor.nodes import LocalNode
 from tpunb.worker.supervisor.outcome import RunObservation
+from tpunb.worker.supervisor.remote_node import Hosts
 from tpunb.worker.supervisor.supervision import Supervision
 
 log = logging.getLogger(__name__)
@@ -88,13 +88,14 @@ FORK_SERVER = (
 
 
 class QueuedRun:
-    """A run that the kernel has ordered: it waits for its turn, and may be stopped before."""
+    """A run that was ordered, or this host's part of one: it waits for its turn."""
 
-    def __init__(self, order: StartRun) -> None:
+    def __init__(self, order: StartRun | StartNode) -> None:
+        self.order = order
         self.dir = RunDir(order.dir)
         self.env = order.env
-        self.detached = order.detached
-        self.ahead = order.ahead
+        self.detached = isinstance(order, StartRun) and order.detached
+        self.ahead = isinstance(order, StartRun) and order.ahead
         self.spec = self.dir.read_spec()
         self._ordered = time.time()
         self._requests = LineTail(self.dir.requests)
@@ -104,14 +105,6 @@ class QueuedRun:
         self._holder: RunDescription | None = None
         self._busy_since = float("inf")
         self._device_lock = self._queue_for(order.device)
-        self.join: JoinHosts | None = None
-        """How this host joins a run on several hosts; None on one host."""
-        self.hosts: Hosts | None = None
-
-    def take_part(self, join: JoinHosts) -> None:
-        """Join the other hosts of the run. Raises OSError if host 0 cannot listen."""
-        self.join = join
-        self.hosts = join_hosts(self.spec.id, self.spec.hosts, join)
 
     def emit(self, event: Event) -> None:
         """Write an event to the run folder. A full disk or a deleted folder stops no run."""
@@ -187,16 +180,6 @@ class QueuedRun:
 
     def cancel(self, stop: Stop) -> None:
         """Write the result of a run that was stopped before its turn."""
-        if self.hosts is not None:
-            self.hosts.say(stop)
-        self._end(stop)
-
-    def refuse(self, reason: str) -> None:
-        """Write the result of a run that cannot join the other hosts."""
-        refused = Failure.of(FailureKind.REFUSED, reason)
-        self._end(Stop(StopCause.HOST_LOST, reason), refused)
-
-    def _end(self, stop: Stop, *failures: Failure) -> None:
         now = time.time()
         observation = RunObservation(
             started=self._ordered,
@@ -207,24 +190,17 @@ class QueuedRun:
             attempt=0,
             replicate=self.spec.replicate,
             cell=None,
-            ranks=range(0),
-            host_failures=failures,
         )
         result = outcome.build_result(self.dir, self.spec, observation)
         with contextlib.suppress(OSError):
             self.dir.write_result(result)
-        if self.hosts is not None:
-            self.hosts.say(HostEnded(result.to_json(), now))
-            self.hosts.close(RunOver(result.to_json()))
         self.emit(Phase(PhaseKind.ENDED, result.state))
         self.emit(Ended(result.state))
         self.close()
 
     def close(self) -> None:
-        """Close files and connections, and give the device to the next run."""
+        """Close files, and give the device to the next run."""
         self._requests.close()
-        if self.hosts is not None:
-            self.hosts.close(None)
         if self._lock is not None:
             self._lock.close()
         if self._device_lock is not None:
@@ -232,10 +208,14 @@ class QueuedRun:
 
 
 class Supervisor:
-    """One fork server, and one run at a time; the others wait."""
+    """One fork server, and one run at a time; the others wait.
+
+    On a host of a pod, what is called the kernel here is the run's supervisor (`Arm`).
+    """
 
     def __init__(self) -> None:
         self.kernel = MessageReader(0)
+        self._outbox = Outbox(1)
         self.fork_server: subprocess.Popen[bytes] | None = None
         self.reports: MessageReader | None = None
         """From the fork server and the processes below it."""
@@ -246,13 +226,15 @@ class Supervisor:
         """The kept prelude that has been ordered to become the runner."""
         self._becoming_gone = False
         """It has ended; its last messages have yet to be read."""
-        self._joins: dict[str, JoinHosts] = {}
-        """For runs that are about to be ordered, by folder."""
         self._orders: OrderChannel | None = None
         """To the fork server."""
         self._idle_since = time.monotonic()
         self._memory_checked = 0.0
-        self.run: Supervision | None = None
+        self.run: Supervision | Arm | None = None
+        self.node: LocalNode | None = None
+        """This machine's part of the run; None if it is on other hosts only."""
+        self.hosts: Hosts | None = None
+        """The hosts of the run; None if it is on this machine."""
         self.current: QueuedRun | None = None
         """The order that `run` carries out."""
         self.queue: list[QueuedRun] = []
@@ -267,8 +249,8 @@ class Supervisor:
         # they are removed at a normal exit, which a fork server never has.
         self._import_files = ImportFiles()
 
-    def main_loop(self) -> None:
-        """Run until the lifeline closes, and then until nothing is left."""
+    def main_loop(self, orders: Sequence[Message] = ()) -> None:
+        """Run until the lifeline closes, and then until nothing is left. `orders`: the first."""
         processes.adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -277,6 +259,8 @@ class Supervisor:
         # inherited by the fork server.
         signal.signal(signal.SIGHUP, _ignore)
         try:
+            for order in orders:
+                self._on_order(order)
             while not (self.leaving and self.run is None):
                 self._wait()
                 self._read_requests()
@@ -312,7 +296,8 @@ class Supervisor:
         return [*([] if self.current is None else [self.current]), *self.queue]
 
     def _wait(self) -> None:
-        sources = [self._wake]
+        self._outbox.flush()
+        sources = [self._wake, *([] if self.hosts is None else self.hosts.descriptors)]
         for reader in (self.kernel, self.reports):
             if reader is not None and not reader.closed:
                 sources.append(reader.fd)
@@ -368,9 +353,7 @@ class Supervisor:
 
     def _send(self, message: Message) -> None:
         log.info("to the kernel: %s", message)
-        # The kernel may be gone already.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(1, protocol.encode_message(message))
+        self._outbox.send(message)
 
     def _on_order(self, message: Message) -> None:
         match message:
@@ -380,9 +363,7 @@ class Supervisor:
                 # Ranks share all of these processors, not those of a pinned kernel thread.
                 os.sched_setaffinity(0, message.processors)
                 self._start_fork_server()
-            case JoinHosts():
-                self._joins[message.dir] = message
-            case StartRun():
+            case StartRun() | StartNode():
                 try:
                     queued = QueuedRun(message)
                 except (OSError, ValueError) as error:  # the folder was deleted a moment ago
@@ -390,20 +371,11 @@ class Supervisor:
                     self._send(RunFinished(message.dir))
                     return
                 self._log.open_run(queued.dir.path)
-                log.info("run %s ordered (detached: %s)", queued.dir.id, message.detached)
-                if message.ahead and not all(other.ahead for other in self._runs()):
+                log.info("run %s ordered (detached: %s)", queued.dir.id, queued.detached)
+                if queued.ahead and not all(other.ahead for other in self._runs()):
                     self._remove(queued)
                     return
-                self._end_those_ahead(message)
-                if (join := self._joins.pop(message.dir, None)) is not None:
-                    try:
-                        queued.take_part(join)
-                    except OSError as error:
-                        why = os.strerror(error.errno) if error.errno else str(error)
-                        where = f"port {join.port} of {join.address}"
-                        queued.refuse(f"cannot listen for the other hosts: {where}: {why}")
-                        self._on_run_end(queued)
-                        return
+                self._end_those_ahead(queued)
                 self.queue.append(queued)
                 if self.leaving:
                     self._leave(self.leaving)
@@ -411,10 +383,12 @@ class Supervisor:
                 for queued in self._runs():
                     if str(queued.dir.path) == folder:
                         self._stop(queued, stop)
+            case _ if isinstance(self.run, Arm):
+                self.run.on_order(message)
             case _:
                 log.warning("not for a supervisor: %s", message)
 
-    def _end_those_ahead(self, order: StartRun) -> None:
+    def _end_those_ahead(self, order: QueuedRun) -> None:
         """End preludes that run ahead, to make way for an order; the cells that have run are kept.
 
         The current one is not ended for another prelude that runs ahead, which has more cells: that
@@ -447,8 +421,6 @@ class Supervisor:
         """Begin the run whose turn it is, if any; the others report which run they wait for."""
         before = self.current
         for queued in list(self.queue):
-            if queued.hosts is not None:
-                queued.hosts.step(idle=False)
             holder = queued.device_holder() if before is None else before.description
             if holder is not None:
                 queued.wait_for(holder)
@@ -459,28 +431,42 @@ class Supervisor:
 
     def _begin(self, queued: QueuedRun) -> None:
         log.info("begin %s", queued.dir.id)
-        if self.fork_server is None:
-            self._start_fork_server()
         queued.begin()
+        self.current = queued
         try:
-            self.run = Supervision(
-                queued.dir,
-                self._fork_runner,
-                self._waiting_processes,
-                self.kept.awaits_successor,
-                self._describe_kept,
-                hosts=queued.hosts,
-                facts={} if queued.join is None else queued.join.facts,
-                env=queued.env,
-            )
+            self._make_run(queued)
         except (OSError, ValueError) as error:
             log.error("%s cannot be read: %s", queued.dir.id, error)
-            queued.close()
-            self._on_run_end(queued)
+            self._finish_run()
             return
-        self.current = queued
-        if self.ready:
+        if self.ready and self.node is not None and self.run is not None:
             self.run.begin()
+
+    def _make_run(self, queued: QueuedRun) -> None:
+        order, spec = queued.order, queued.spec
+        if isinstance(order, StartRun) and order.pod is not None:
+            self.hosts = Hosts(queued.dir, spec, order.pod)
+            address = order.pod.nodes[0].start.address
+            nodes = self.hosts.nodes
+            self.run = Supervision(queued.dir, nodes, hosts=self.hosts, address=address)
+            return
+        if self.fork_server is None:
+            self._start_fork_server()
+        number = order.node_rank if isinstance(order, StartNode) else 0
+        self.node = LocalNode(
+            number,
+            spec.ranks_on(number) if isinstance(order, StartNode) else range(spec.world_size),
+            queued.dir,
+            self._fork_runner,
+            self._waiting_processes,
+            self.kept.awaits_successor,
+            device=spec.device,
+            env=queued.env,
+        )
+        if isinstance(order, StartNode):
+            self.run = Arm(queued.dir, order, self.node, self._outbox)
+        else:
+            self.run = Supervision(queued.dir, [self.node], self._describe_kept)
 
     def _waiting_processes(self) -> list[Process]:
         """The processes that runners come from: the fork server and kept preludes."""
@@ -495,13 +481,16 @@ class Supervisor:
     def _fork_runner(self, replicate: str | None) -> None:
         """Have a runner made for the current run, from the kept prelude with most of its cells."""
         queued, run = self.current, self.run
-        assert queued is not None and run is not None
+        assert queued is not None and run is not None and self.node is not None
         folder, env = queued.dir, queued.env
         kept, copies, first = None, [], self.kept.next_copy
-        if queued.hosts is not None:
+        order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
+        if isinstance(start := queued.order, StartNode):
             ours, theirs = socketpair()
-            run.take_decisions(OrderChannel(ours))
+            self.node.take_decisions(OrderChannel(ours))
             copies = [theirs]
+            rank, address, port = start.node_rank, start.address, start.port
+            order = replace(order, node_rank=rank, address=address, port=port)
         elif replicate is None:
             spec = run.spec
             kept = self.kept.begin(folder, spec, env, lambda line: queued.emit(Note(line)))
@@ -510,10 +499,6 @@ class Supervisor:
             cells = sum(block.role == "prelude" for block in spec.blocks)
             # A kept prelude that becomes the runner first leaves a copy of itself.
             copies = self.kept.make_sockets(cells if kept is None else cells - kept.ran + 1)
-        order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
-        if queued.join is not None:
-            join = queued.join
-            order = replace(order, node_rank=join.node_rank, address=join.address, port=join.port)
         channel = self._orders if kept is None else kept.channel
         log.info("the runner: %s", "a new fork" if kept is None else kept.process)
         self._becoming, self._becoming_gone = kept, False
@@ -535,16 +520,16 @@ class Supervisor:
             self.kept.set_by_imports = message.variables
             self.ready, self._idle_since = True, time.monotonic()
             self._send(Ready())
-            if self.run is not None:
+            if self.node is not None and self.run is not None:
                 self.run.begin()
         elif isinstance(message, PreludeKept):
             self.kept.add(message)
-        elif self.run is not None:
+        elif self.node is not None:
             if isinstance(message, RunnerForked):
                 self._becoming = None
             elif isinstance(message, PreludeNotKept):
                 self.kept.note_not_kept(message.reason)
-            self.run.on_message(message)
+            self.node.on_message(message)
 
     def _start_fork_server(self) -> None:
         assert self._preload is not None
@@ -579,6 +564,7 @@ class Supervisor:
 
     def _finish_run(self) -> None:
         queued, self.run, self.current = self.current, None, None
+        self.node = self.hosts = None
         assert queued is not None
         self.kept.close_sockets()
         queued.close()
@@ -590,8 +576,8 @@ class Supervisor:
             return
         self._send(RunFinished(str(queued.dir.path)))
         self._log.close_run(queued.dir.path)
-        if queued.detached:
-            self.leaving = self.leaving or "its run was detached, and has ended"
+        if queued.detached or isinstance(queued.order, StartNode):
+            self.leaving = self.leaving or "its only run has ended"
 
     def _fork_server_ended(self, fork_server: subprocess.Popen[bytes]) -> bool:
         if self.reports is not None and self.reports.closed:
@@ -609,8 +595,8 @@ class Supervisor:
         if code == -signal.SIGTERM:  # before it could handle it; this process is about to get it
             self._leave("the fork server was terminated (SIGTERM)")
         output, why = self._fork_server_tail(), self._imports_failed
-        if self.run is not None:
-            self.run.lose_fork_server(code, output, why)
+        if self.node is not None:
+            self.node.lose_fork_server(code, output, why)
         if self.queue and not self.leaving:
             return  # the queued runs get another one
         self._send(Broken(code, why.message if why is not None and why.of_tpunb else output))
@@ -669,5 +655,12 @@ def _ignore(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    """Run a supervisor on this process's standard input and output."""
-    Supervisor().main_loop()
+    """Run a supervisor on this process's standard input and output.
+
+    With an argument, it is the number of a descriptor from which the first messages are read.
+    """
+    orders: list[Message] = []
+    if len(sys.argv) > 1:
+        with open(int(sys.argv[1]), "rb") as given:
+            orders = [order for line in given if (order := decode_message(line))]
+    Supervisor().main_loop(orders)

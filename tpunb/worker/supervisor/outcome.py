@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 
 from tpunb.backends.rehearsal import stats
@@ -27,10 +25,10 @@ from tpunb.runs.cell_lines import CellLines, read_block, read_cell
 from tpunb.runs.directory import RunDir
 from tpunb.runs.heartbeat import read_heartbeat
 from tpunb.runs.parameters import parameters
-from tpunb.runs.protocol import HostEnded, ImportsFailed
+from tpunb.runs.protocol import ImportsFailed
 from tpunb.runs.result import Failure, RunResult, signal_name
 from tpunb.runs.spec import Block, FailureKind, RunSpec, RunState, Stop, StopCause
-from tpunb.runs.trained_models import DifferentModels, find_difference, from_json, read_models
+from tpunb.runs.trained_models import DifferentModels, find_difference, read_models
 from tpunb.utils import memory, records
 from tpunb.utils.files import read_end
 from tpunb.utils.text import excerpt, size
@@ -75,11 +73,21 @@ class ProcessExit:
     """Evidence that the kernel killed the process because memory ran out; '' without evidence."""
     signals_sent: frozenset[str] = frozenset()
     """The signals that tpunb had sent to the ranks by then, to stop them."""
-    fork_server: bool = False
+    node: int = 0
+    """The node rank of its host; 0 on one machine."""
+    fork_server_output: str | None = None
+    """The end of the fork server's output, if it has ended; None for another process."""
+    imports_failed: ImportsFailed | None = None
+    """The exception that ended the fork server."""
     finished: bool = True
     """For a rank: its train cell has ended well. For the runner: it has ended by itself."""
     ranks_forked: bool = False
     """For the runner: the prelude was over, and the runner watched the ranks."""
+
+    @property
+    def fork_server(self) -> bool:
+        """True for the fork server."""
+        return self.fork_server_output is not None
 
     @property
     def failed(self) -> bool:
@@ -105,39 +113,26 @@ class RunObservation:
     """The time of the stop."""
     hang: Failure | None = None
     """Which ranks waited where, if the run was hung."""
-    fork_server_output: str = ""
-    """The end of the fork server's output, if it has ended."""
-    imports_failed: ImportsFailed | None = None
-    """The exception that ended the fork server."""
-    ranks: range | None = None
-    """The ranks of this host; None: all."""
-    host: str | None = None
-    """The name of this host; None if it is the only one."""
     host_failures: tuple[Failure, ...] = ()
     """Failures of lost hosts, or the reason why nothing was started on any host."""
 
 
 def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
-    """The result of a run; of a run on several hosts, the part of this host.
-
-    `returns` has the names only; the kernel reads the values.
-    """
-    ranks = range(spec.world_size) if seen.ranks is None else seen.ranks
+    """The result of a run. `returns` has the names only; the kernel reads the values."""
+    ranks = range(spec.world_size)
     failures = [
-        with_source(failure, spec, run)
+        replace(with_source(failure, spec, run), host=spec.hosts[end.node] if spec.hosts else None)
         for end in seen.exits
-        if (end.failed or run.error(seen.attempt, end.rank).exists())
+        if (end.failed or _folder(run, end).error(seen.attempt, end.rank).exists())
         and (failure := _failure(run, spec, seen, end)) is not None
     ]
+    failures += seen.host_failures
     # Errors that follow from a lost peer may be reported before that peer's exit is seen.
     failures.sort(key=lambda failure: (failure.kind is FailureKind.PEER_LOST, failure.time))
     if seen.hang is not None:
         failures.insert(0, with_source(seen.hang, spec, run))
-    # A rank of another host may have failed.
-    unexplained = seen.stop is None or (seen.stop.for_failed_peer and seen.host is None)
-    if not failures and unexplained:
+    if not failures and (seen.stop is None or seen.stop.for_failed_peer):
         failures = _without_end(ranks, seen)
-    failures = [*seen.host_failures, *(replace(failure, host=seen.host) for failure in failures)]
     state = _state(seen, failures)
     succeeded = state is RunState.SUCCEEDED
     return RunResult.of_spec(
@@ -150,7 +145,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         attempts=seen.attempt + 1,
         failures=tuple(failures),
         peak_memory=_peaks(seen.exits),
-        memory_limit=memory.total_memory(),
+        memory_limit=0 if spec.hosts else memory.total_memory(),
         collectives=tuple(
             row
             for rank in ranks
@@ -175,84 +170,22 @@ def _compare_models(run: RunDir, attempt: int, ranks: range) -> DifferentModels 
     return find_difference({rank: read_models(run.models(attempt, rank)) for rank in ranks})
 
 
-def _compare_hosts(own: RunResult, others: Sequence[HostEnded]) -> DifferentModels | None:
-    """Compare the models of each host's first rank."""
-    run, local = RunDir(own.dir), own.world_size // len(own.hosts)
-    found = {0: read_models(run.models(own.attempts - 1, 0))}
-    found |= {n * local: from_json(each.models) for n, each in enumerate(others, 1)}
-    return find_difference(found)
+def _folder(run: RunDir, end: ProcessExit) -> RunDir:
+    """Where the files of a process are: those of another host's prelude are not the run's."""
+    return run if end.rank is not None or end.node == 0 else run.host(end.node)
 
 
 def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
-    return RunState.HUNG if seen.hang is not None else _state_of(failures, seen.stop, seen.stopped)
-
-
-def _state_of(failures: list[Failure], stop: Stop | None, stopped: float) -> RunState:
-    failed_first = bool(failures) and failures[0].time < stopped
+    if seen.hang is not None:
+        return RunState.HUNG
+    stop = seen.stop
+    failed_first = bool(failures) and failures[0].time < seen.stopped
     if failed_first or (failures and stop is not None and stop.for_failed_peer):
         return RunState.FAILED
     if stop is not None and not stop.for_failed_peer:
         timed_out = stop.cause is StopCause.TIMEOUT
         return RunState.TIMED_OUT if timed_out else RunState.INTERRUPTED
     return RunState.FAILED if failures else RunState.SUCCEEDED
-
-
-def merge_results(
-    own: RunResult, stop: Stop | None, stopped: float, others: Sequence[HostEnded]
-) -> RunResult:
-    """The result of a whole run, from host 0's and those that the other hosts have sent.
-
-    Times are converted to host 0's clock. The earliest failure is the cause, whatever its host;
-    failures that follow from a lost peer come last.
-    """
-    parts = [own]
-    failures = list(own.failures)
-    for ended in others:
-        part = RunResult.from_json(ended.result, own.dir)
-        parts.append(part)
-        known = {failure.host for failure in failures if failure.kind is FailureKind.HOST_LOST}
-        failures += [
-            replace(failure, time=failure.time - ended.now)
-            for failure in part.failures
-            if failure.kind is not FailureKind.REFUSED
-            and not (failure.kind is FailureKind.HOST_LOST and failure.host in known)
-        ]
-    order = {FailureKind.HANG: -1, FailureKind.REFUSED: -1, FailureKind.PEER_LOST: 1}
-    failures.sort(key=lambda failure: (order.get(failure.kind, 0), failure.time))
-    failures = _one_hang(failures)
-    hung = any(part.state is RunState.HUNG for part in parts)
-    state = RunState.HUNG if hung else _state_of(failures, stop, stopped)
-    if state is RunState.SUCCEEDED and any(part.state is not state for part in parts):
-        state = RunState.FAILED
-    different = next(filter(None, (part.different_models for part in parts)), None)
-    if different is None and state is RunState.SUCCEEDED:
-        different = _compare_hosts(own, others)
-    peaks = [part.peak_memory for part in parts]
-    return replace(
-        own,
-        state=state,
-        returncode=RETURNCODES[state],
-        failures=tuple(failures),
-        attempts=max(part.attempts for part in parts),
-        peak_memory=tuple(map(max, zip_longest(*peaks, fillvalue=0))),
-        collectives=tuple(row for part in parts for row in part.collectives),
-        different_models=different,
-        lost_records=sum(part.lost_records for part in parts),
-        replicated=any(part.replicated for part in parts),
-    )
-
-
-def _one_hang(failures: list[Failure]) -> list[Failure]:
-    """The failures with all hosts' hangs merged into one, which comes first."""
-    hangs = [failure for failure in failures if failure.kind is FailureKind.HANG]
-    if not hangs:
-        return failures
-    where = "\n".join(
-        f"{failure.host}: {line}" for failure in hangs for line in failure.traceback.splitlines()
-    )
-    message = hangs[0].message.replace(hangs[0].traceback, where)
-    whole = replace(hangs[0], message=message, traceback="")
-    return [whole, *(failure for failure in failures if failure not in hangs)]
 
 
 def _without_end(ranks: range, seen: RunObservation) -> list[Failure]:
@@ -271,7 +204,8 @@ def _without_end(ranks: range, seen: RunObservation) -> list[Failure]:
 def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit) -> Failure | None:
     """The failure behind an exit; None if the exit only follows from the stop."""
     signal = signal_name(-end.code) if end.code < 0 else None
-    error = None if end.fork_server else run.read_error(seen.attempt, end.rank)
+    folder = _folder(run, end)
+    error = None if end.fork_server else folder.read_error(seen.attempt, end.rank)
     if error is not None:
         failure = replace(error, pid=end.pid, exitcode=end.code, signal=signal)
         if _is_interrupt(failure):
@@ -295,17 +229,17 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
             return None
     cell, line, stack = None, None, ""
     if not end.fork_server:
-        crash = run.attempt(seen.attempt, end.rank) / "crash.txt"
+        crash = folder.attempt(seen.attempt, end.rank) / "crash.txt"
         cell, line, stack = _crash(crash, CellLines(run.script, spec))
         cell = seen.cell if end.rank is None else cell
     if end.memory:
-        message = f"was killed because memory ran out ({_held(end)}; {end.memory})"
+        message = f"was killed because memory ran out ({_held(end, spec)}; {end.memory})"
     elif signal == "SIGKILL":
-        held = f" ({_held(end)})" if end.peak else ""
+        held = f" ({_held(end, spec)})" if end.peak else ""
         message = f"was killed with SIGKILL by an unknown sender{held}"
     elif signal is not None:
         message = _CRASH_WORDS.get(signal, f"was ended by {signal}")
-        if fatal := _fatal_line(run, seen, end.rank):
+        if fatal := _fatal_line(folder, seen, end):
             message += f": {fatal}"
     else:
         message = f"ended with exit code {end.code} (os._exit, or native code that calls exit)"
@@ -321,11 +255,11 @@ def _failure(run: RunDir, spec: RunSpec, seen: RunObservation, end: ProcessExit)
         signal=signal,
         cell=cell,
         line=line,
-        traceback=stack or _last_lines(run, seen, end.rank),
+        traceback=stack or _last_lines(folder, seen, end),
         time=end.time,
     )
     if end.fork_server:
-        if (why := seen.imports_failed) is None:
+        if (why := end.imports_failed) is None:
             return _lost(failure, f"{_FORK_SERVER} {message}")
         if why.of_tpunb:
             return replace(_lost(failure, why.message), type=why.type, traceback="")
@@ -364,11 +298,13 @@ def _peaks(exits: list[ProcessExit]) -> tuple[int, ...]:
     return tuple(peaks.get(rank, 0) for rank in range(max(peaks, default=-1) + 1))
 
 
-def _held(end: ProcessExit) -> str:
-    """'it held 3.1 GB of 13.6 GB at most'."""
-    total = memory.describe_memory_limit()
+def _held(end: ProcessExit, spec: RunSpec) -> str:
+    """'it held 3.1 GB of 13.6 GB at most'; the limit of another machine is not known."""
+    total = "" if spec.hosts else memory.describe_memory_limit()
     of = f" of {total}" if total else ""
-    return f"it held {size(end.peak)}{of} at most" if end.peak else f"there are {total}"
+    if end.peak:
+        return f"it held {size(end.peak)}{of} at most"
+    return f"there are {total}" if total else "its size is not known"
 
 
 _FATAL = re.compile(
@@ -380,9 +316,9 @@ _FATAL = re.compile(
 )
 
 
-def _fatal_line(run: RunDir, seen: RunObservation, rank: int | None) -> str:
+def _fatal_line(run: RunDir, seen: RunObservation, end: ProcessExit) -> str:
     """The last line in which native code prints why it aborts; '' if there is none."""
-    lines = _FATAL.findall(_last_lines(run, seen, rank, most=200))
+    lines = _FATAL.findall(_last_lines(run, seen, end, most=200))
     lines = [line for line in lines if not line.startswith("terminate called")] or lines
     return lines[-1].strip()[:300] if lines else ""
 
@@ -417,16 +353,16 @@ def _crash(path: Path, lines: CellLines) -> tuple[int | None, int | None, str]:
     return (*place, "\n".join(stack))
 
 
-def _last_lines(run: RunDir, seen: RunObservation, rank: int | None, most: int = 20) -> str:
+def _last_lines(run: RunDir, seen: RunObservation, end: ProcessExit, most: int = 20) -> str:
     """The end of a process's standard error, or of the fork server's output."""
-    if rank is None and seen.fork_server_output:
-        return seen.fork_server_output
-    stream = "prelude.log" if rank is None else "stderr.log"
+    if end.fork_server_output:
+        return end.fork_server_output
+    stream = "prelude.log" if end.rank is None else "stderr.log"
     try:
-        end = read_end(run.attempt(seen.attempt, rank) / stream, LOG_END)
+        tail = read_end(run.attempt(seen.attempt, end.rank) / stream, LOG_END)
     except OSError:
         return ""
-    return "\n".join(end.decode("utf-8", "replace").splitlines()[-most:])
+    return "\n".join(tail.decode("utf-8", "replace").splitlines()[-most:])
 
 
 def with_source(failure: Failure, spec: RunSpec, run: RunDir) -> Failure:

@@ -166,9 +166,11 @@ def _written(path: Path) -> str:
 
 
 def describe_stacks(
-    run: RunDir, spec: RunSpec, attempt: int, ranks: Mapping[int, Process | None]
+    run: RunDir, spec: RunSpec, attempt: int, ranks: Mapping[int, str]
 ) -> tuple[str, RankPlace | None]:
     """Where each rank is, with one line for all ranks in the same place; and the first such place.
+
+    `ranks`: the state of each rank, as in `RankState`.
 
     Ranks that others wait for come first: the ranks outside of a collective, or, if all ranks wait,
     the smallest group. If ranks have done different numbers of steps or collectives, the numbers
@@ -184,7 +186,8 @@ def describe_stacks(
     ordered = sorted(
         groups.items(), key=lambda group: (waiting.issuperset(group[1]), len(group[1]), group[1])
     )
-    lines = [f"{describe_ranks(members)}: {words}" for words, members in ordered]
+    name = spec.name_ranks if spec.hosts else describe_ranks
+    lines = [f"{name(members)}: {words}" for words, members in ordered]
     known = [places[members[0]] for _, members in ordered if places[members[0]].cell is not None]
     return "\n".join(lines), next(iter(known), None)
 
@@ -203,12 +206,10 @@ def _describe_progress(beats: Mapping[int, Heartbeat]) -> dict[int, str]:
     return dict.fromkeys(beats, "")
 
 
-def _place(
-    run: RunDir, spec: RunSpec, attempt: int, rank: int, process: Process | None
-) -> RankPlace:
-    if process is None or not processes.is_alive(process):
+def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, state: str) -> RankPlace:
+    if not state:
         return RankPlace(None, None, "has ended")
-    if processes.process_state(process) == "T":
+    if state == "T":
         return RankPlace(None, None, "is stopped (SIGSTOP, or a debugger)")
     path = run.stacks(attempt, rank)
     if not path.exists():
