@@ -1,12 +1,8 @@
-"""A run on the hosts of a pod: its folders, `tpunb node` on each, and what they have said."""
+"""A run on the hosts of a pod: its supervisor on this machine, and `tpunb node` on each host."""
 
 from __future__ import annotations
 
-import json
-import secrets
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +12,28 @@ from typing import Any
 from tests.drivers.places import result_of
 from tests.fakes.hosts import Host, Pod
 from tests.support import script_of
-from tpunb.runs import directory, stream
+from tpunb.kernel.supervisor import SupervisorProcess
+from tpunb.runs import directory, protocol
 from tpunb.runs.directory import RunDir
-from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import RunSpec
-from tpunb.runs.stream import Append, End, Hello, Line, Replace, Start, Stop
+from tpunb.runs.protocol import NodeCommand, StartNode
+from tpunb.runs.result import RunResult
+from tpunb.runs.spec import RunSpec, Stop
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHLESS = [sys.executable, "-m", "tests.fakes.torchless", "node"]
 REAL = [sys.executable, "-m", "tpunb", "node"]
+RELAY = """
+import os, subprocess, sys, threading
+node = subprocess.Popen(sys.argv[1:], stdin=-1, stdout=-1, start_new_session=True)
+def pump(source, target):
+    while data := os.read(source, 65536):
+        os.write(target, data)
+    os.close(target)
+threading.Thread(target=pump, args=(0, node.stdin.fileno()), daemon=True).start()
+pump(node.stdout.fileno(), 1)
+sys.exit(node.wait())
+"""
+"""As ssh does: when it is killed, what it has started sees its pipes closed, and goes on."""
 SOON = 60.0
 """Seconds that anything may take on a busy machine before a test fails."""
 
@@ -36,84 +45,6 @@ def until(what: Any, seconds: float = SOON) -> Any:
         assert time.monotonic() < deadline, "it has not come"
         time.sleep(0.02)
     return said
-
-
-class NodeProcess:
-    """`tpunb node` on one host."""
-
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self.process = process
-        self.folder = folder
-        """The run's folder on this host."""
-        self.lines: list[Line] = []
-        self.files: dict[str, bytes] = {}
-        """Put together from the stream."""
-        self.other: list[bytes] = []
-        self.bytes = 0
-        """Of the stream."""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self.bytes += len(text)
-            try:
-                line = stream.decode(text)
-            except ValueError:
-                self.other.append(text)
-                continue
-            if isinstance(line, Append):
-                known = self.files.get(line.file, b"")
-                assert line.at <= len(known), f"a gap in {line.file}"
-                self.files[line.file] = known[: line.at] + line.data
-            elif isinstance(line, Replace):
-                self.files[line.file] = line.data
-            self.lines.append(line)
-
-    def send(self, line: Line) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(stream.encode(line))
-        self.process.stdin.flush()
-
-    def text(self, file: str) -> str:
-        return self.files.get(file, b"").decode()
-
-    def log(self) -> list[str]:
-        """The lines of run.log so far; not tpunb's own."""
-        return [line for line in self.text("run.log").splitlines() if "[tpunb]" not in line]
-
-    @property
-    def hello(self) -> Hello:
-        return until(lambda: next((x for x in self.lines if isinstance(x, Hello)), None))
-
-    @property
-    def end(self) -> End | None:
-        return next((x for x in self.lines if isinstance(x, End)), None)
-
-    def wait(self, seconds: float = SOON) -> int:
-        """The exit status, once everything that it has said is here."""
-        code = self.process.wait(seconds)
-        self._reader.join(seconds)
-        return code
-
-    def result(self) -> RunResult:
-        """As it stands in this host's folder."""
-        return result_of(RunDir(self.folder))
-
-    def failure(self) -> Failure:
-        """The first one of its result."""
-        failure = self.result().failure
-        assert failure is not None
-        return failure
-
-    def close(self) -> None:
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
 
 
 class RunOnHosts:
@@ -135,95 +66,96 @@ class RunOnHosts:
         """`ranks`: on each host; `values`: of the spec."""
         self.pod = pod
         self.hosts = list(hosts or pod.hosts)
-        self.program = program
         self.port = port
-        self.key = secrets.token_hex(32)
-        self.nodes: dict[int, NodeProcess] = {}
+        self.programs = [list(program) for _ in self.hosts]
+        """The command of `tpunb node` on each host."""
         script = script_of(prelude, train)
         # The name makes ids differ of runs that are made in the same second.
-        made = directory.create_run(folder / "made", f"pod-{folder.name}")
+        self.dir = directory.create_run(folder / "made", f"pod-{folder.name}")
         names = tuple(host.name for host in self.hosts)
         self.spec = replace(
             RunSpec(
-                made.id, "pod", ranks * len(names), "CPU", str(folder), (), script.blocks,
+                self.dir.id, "pod", ranks * len(names), "CPU", str(folder), (), script.blocks,
                 backend="torch", hosts=names, hang_timeout=0.0, grace=5.0,
             ),
             **values,
         )  # fmt: skip
         self.folders = []
-        for host in self.hosts:
-            run = RunDir(folder / host.name / made.id)
+        for path in (self.dir.path, *(folder / name / self.dir.id for name in names)):
+            run = RunDir(path)
             run.path.mkdir(parents=True, exist_ok=True)
             run.script.write_text(script.text)
             run.write_spec(self.spec)
             self.folders.append(run.path)
+        del self.folders[0]
+        self.supervisor = SupervisorProcess(None)
 
     def start(
         self,
-        number: int,
-        *options: str,
-        env: Mapping[str, str] | None = None,
-        key: str | None = None,
         variables: Mapping[str, str] | None = None,
-        **waits: float,
-    ) -> NodeProcess:
-        """Start it on one host. `waits`: of `Start`, in seconds."""
-        host = self.hosts[number]
-        process = host.popen(
-            [
-                *self.program,
-                *("--run", self.folders[number]),
-                *("--node-rank", str(number), "--address", host.address),
-                *("--leader", self.hosts[0].address, "--port", str(self.port)),
-                *options,
-            ],
-            env={"PYTHONPATH": str(ROOT), **(env or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        node = NodeProcess(process, self.folders[number])
-        waits = {"beat": 0.2, "lost_after": 3.0, "patience": 60.0, **waits}
-        node.send(Start(key or self.key, dict(variables or {}), **waits))
-        self.nodes[number] = node
-        return node
+        *,
+        ahead: float = 0.0,
+        detached: bool = False,
+    ) -> None:
+        """Start it on all hosts."""
+        nodes = [
+            NodeCommand(
+                (
+                    *(sys.executable, "-c", RELAY, *host.enter()),
+                    *("env", f"HOME={host.home}", f"PYTHONPATH={ROOT}", *self.programs[number]),
+                ),
+                StartNode(
+                    str(self.folders[number]), dict(variables or {}), number, host.address, self.port
+                ),
+                ahead,
+            )
+            for number, host in enumerate(self.hosts)
+        ]
+        pod = protocol.Pod(tuple(nodes), ("true",), ())
+        self.supervisor.run(self.dir.path, {}, pod=pod, detached=detached)
+        if detached:
+            self.supervisor.detach()
 
-    def follow(self, number: int, since: Mapping[str, int]) -> NodeProcess:
-        """Follow what was started before, from these offsets on."""
-        process = self.hosts[number].popen(
-            [*self.program, "--run", self.folders[number], "--follow"],
-            env={"PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        node = self.nodes[number] = NodeProcess(process, self.folders[number])
-        process.stdin.write((json.dumps(dict(since)) + "\n").encode())
-        process.stdin.flush()
-        return node
-
-    def start_all(self, *options: str, **more: Any) -> None:
-        for number in range(len(self.hosts)):
-            self.start(number, *options, **more)
+    def log(self) -> list[str]:
+        """The lines of run.log so far; not tpunb's own."""
+        return [line for line in self.text("run.log").splitlines() if "[tpunb]" not in line]
 
     def await_lines(self, text: str, count: int | None = None) -> None:
-        """Wait until so many lines of the run's logs hold this; one for each rank by default."""
+        """Wait until so many lines of the run's log hold this; one for each rank by default."""
         wanted = self.spec.world_size if count is None else count
-        until(lambda: sum(text in line for n in self.nodes.values() for line in n.log()) >= wanted)
+        until(lambda: sum(text in line for line in self.log()) >= wanted)
 
-    def wait(self, *numbers: int) -> list[int]:
-        """The exit statuses of these nodes, or of all."""
-        return [self.nodes[number].wait() for number in (numbers or self.nodes)]
+    def wait(self, seconds: float = SOON) -> RunResult:
+        """The result, once the run has ended."""
+        until(lambda: self.supervisor.has_finished(self.dir.path), seconds)
+        return result_of(self.dir)
 
-    def stop(self, number: int, reason: str = "enough", *, now: bool = False) -> None:
-        self.nodes[number].send(Stop(reason=reason, now=now))
+    def stop(self, reason: str = "enough", *, now: bool = False) -> None:
+        self.supervisor.stop(self.dir.path, Stop(reason=reason, now=now))
 
     def left(self) -> list[int]:
         """Processes that are left on any host."""
         return [pid for host in self.hosts for pid in host.processes()]
 
+    def supervisor_of(self, number: int) -> int:
+        """The pid of the process that `tpunb node` has become on a host."""
+        for pid in self.hosts[number].processes():
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if any("tpunb.worker.supervisor" in w or "torchless.supervise" in w for w in words):
+                return pid
+        raise AssertionError("it does not run there")
+
+    def pipes(self) -> list[int]:
+        """The pids of the commands that reach the hosts."""
+        pid = self.supervisor.pid
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def text(self, file: str) -> str:
+        path = self.dir.path / file
+        return path.read_text() if path.exists() else ""
+
     def close(self) -> None:
         for host in self.hosts:
             host.kill()
-        for node in self.nodes.values():
-            node.wait()
-            node.close()
+        if not self.supervisor.has_exited:
+            self.supervisor.close()

@@ -57,7 +57,7 @@ def install() -> None:
     """In this process, supervisors are started with all this below them."""
     from tpunb.kernel import supervisor
 
-    supervisor._SUPERVISOR = _PATH + "from tests.fakes import torchless; torchless.supervise()"
+    supervisor.SUPERVISOR = _PATH + "from tests.fakes import torchless; torchless.supervise()"
 
 
 def supervise() -> None:
@@ -170,9 +170,11 @@ class _Runner:
 
     def attempt(self, attempt: int) -> bool:
         living = {}
+        runner = os.getpid()
         for local_rank, rank in enumerate(self.ranks):
             pid = os.fork()
             if pid == 0:
+                processes.die_with_parent(runner)
                 self.become(attempt, rank, local_rank)
             living[pid] = rank
         self.reports.send(RanksForked(attempt, list(living)))

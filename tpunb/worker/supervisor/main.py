@@ -46,6 +46,7 @@ from tpunb.runs.protocol import (
     Ready,
     RunFinished,
     RunnerForked,
+    ShutDown,
     StartNode,
     StartRun,
     StopRun,
@@ -385,6 +386,9 @@ class Supervisor:
                         self._stop(queued, stop)
             case _ if isinstance(self.run, Arm):
                 self.run.on_order(message)
+            case ShutDown():  # before it was this run's turn on its device
+                for queued in self._runs():
+                    self._stop(queued, Stop())
             case _:
                 log.warning("not for a supervisor: %s", message)
 

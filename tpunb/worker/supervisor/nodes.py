@@ -61,6 +61,7 @@ class NodeLost:
     """A host has vanished, or its `tpunb node` has ended without having finished."""
 
     reason: str
+    """'was lost: …'."""
     time: float
     """The time of its last sign of life."""
 

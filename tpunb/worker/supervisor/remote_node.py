@@ -11,6 +11,7 @@ frozen machine) is lost after LOST seconds. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -53,6 +54,8 @@ from tpunb.runs.result import Failure
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec
 from tpunb.utils import files, records
 from tpunb.worker.supervisor.nodes import Clock, Decision, Node, NodeLost
+
+log = logging.getLogger(__name__)
 
 ALIVE = 2.0
 """Seconds between two signs of life, in both directions."""
@@ -138,9 +141,10 @@ class RemoteNode(Node):
         self._send(decision)
 
     def shut_down(self, grace: float, *, of_attempt: bool = False) -> None:
-        if self._process is None:
-            self.ended = self.over = True
         self._send(ShutDown(grace, of_attempt))
+        if not self.here:  # nothing has begun there, and the end of its input ends it
+            self.ended = self.over = True
+            self._disconnect()
 
     def collect_stacks(self, *, native: bool) -> None:
         self._send(CollectStacks(native))
@@ -175,6 +179,8 @@ class RemoteNode(Node):
             self._lose(f"no sign of life for {silent:.0f} s")
 
     def _take(self, message: Message) -> None:
+        if not isinstance(message, FileGrown | FileReplaced | RankStates):
+            log.info("%s: %s", self.name, message)
         match message:
             case FileGrown() | FileReplaced():
                 for event in self._union.add(message):
@@ -213,7 +219,8 @@ class RemoteNode(Node):
         self.ended = self.over = True
         silent = self._clock() - self._heard
         self._disconnect()
-        self.report(NodeLost(reason, time.time() - silent))
+        what = "was lost" if self.here else "could not start"
+        self.report(NodeLost(f"{what}: {reason}", time.time() - silent))
 
     def _last_words(self) -> str:
         """Why the pipe has ended: the last line that ssh or the host has printed."""

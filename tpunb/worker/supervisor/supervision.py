@@ -313,7 +313,8 @@ class Supervision:
 
     def _on_node_lost(self, node: Node, reason: str, at: float) -> None:
         name = self.spec.hosts[node.number]
-        text = f"host {name} was lost: {reason}"
+        text = f"host {name} {reason}"
+        log.warning("%s", text)
         self._collecting.discard(node.number)
         self._host_failures.append(Failure.of(FailureKind.HOST_LOST, text, time=at, host=name))
         self.stop(Stop(StopCause.HOST_LOST, text))
