@@ -23,11 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCHLESS = [sys.executable, "-m", "tests.fakes.torchless", "node"]
 REAL = [sys.executable, "-m", "tpunb", "node"]
 RELAY = """
-import os, subprocess, sys, threading
+import contextlib, os, subprocess, sys, threading
 node = subprocess.Popen(sys.argv[1:], stdin=-1, stdout=-1, start_new_session=True)
 def pump(source, target):
-    while data := os.read(source, 65536):
-        os.write(target, data)
+    with contextlib.suppress(BrokenPipeError):
+        while data := os.read(source, 65536):
+            os.write(target, data)
     os.close(target)
 threading.Thread(target=pump, args=(0, node.stdin.fileno()), daemon=True).start()
 pump(node.stdout.fileno(), 1)
@@ -94,7 +95,6 @@ class RunOnHosts:
         self,
         variables: Mapping[str, str] | None = None,
         *,
-        ahead: float = 0.0,
         detached: bool = False,
     ) -> None:
         """Start it on all hosts."""
@@ -105,9 +105,12 @@ class RunOnHosts:
                     *("env", f"HOME={host.home}", f"PYTHONPATH={ROOT}", *self.programs[number]),
                 ),
                 StartNode(
-                    str(self.folders[number]), dict(variables or {}), number, host.address, self.port
+                    str(self.folders[number]),
+                    dict(variables or {}),
+                    number,
+                    host.address,
+                    self.port,
                 ),
-                ahead,
             )
             for number, host in enumerate(self.hosts)
         ]

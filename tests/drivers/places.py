@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -33,17 +32,6 @@ def tpunb(folder: Path, env: Mapping[str, str], *words: str) -> subprocess.Compl
         text=True,
         timeout=600,
     )
-
-
-def mirrors(run: RunDir) -> list[int]:
-    """The processes that follow a run at a place."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = file.read_text().split("\0")
-            if str(run.path) in words and any("mirror.main()" in word for word in words):
-                found.append(int(file.parent.name))
-    return found
 
 
 def result_of(run: RunDir) -> RunResult:

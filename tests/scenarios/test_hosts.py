@@ -279,15 +279,6 @@ def test_full_disk_of_a_host(make: Make, pod: Pod) -> None:
     assert "No space left on device" in failure.message
 
 
-def test_hosts_whose_clock_is_ahead(make: Make) -> None:
-    """Host 1 fails first, and its clock says that it fails later."""
-    run = make("import os\nif os.environ['RANK'] >= '2':\n    raise ValueError(os.environ['RANK'])")
-    run.start(ahead=-1000.0)
-    result = run.wait()
-    assert result.failure is not None
-    assert result.failure.time > result.ended + 900
-
-
 def test_nothing_of_tpunb_listens(make: Make, pod: Pod) -> None:
     run = make(GO_ON)
     run.start()

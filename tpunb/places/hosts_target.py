@@ -165,7 +165,6 @@ class HostsTarget(Target):
             str(self.root),
             self.work,
             rsync=all(host.rsync for host in reports),
-            skews=tuple(host.skew for host in reports),
         )
 
     def pod(self, run: RunDir, spec: RunSpec, placed: HostsRun, env: Mapping[str, str]) -> Pod:
@@ -174,7 +173,6 @@ class HostsTarget(Target):
             NodeCommand(
                 tuple(self.transport.command(host, f"cd / && exec {placed.python} -m tpunb node")),
                 StartNode(folder, dict(env), host, placed.addresses[host], placed.port),
-                placed.skews[host],
             )
             for host, folder in enumerate(placed.folders)
         )

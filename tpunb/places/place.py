@@ -37,8 +37,6 @@ class HostsRun:
     """The hosts' folder to which they are copied."""
     rsync: bool = False
     """Whether rsync is installed on all hosts."""
-    skews: tuple[float, ...] = ()
-    """Seconds by which each host's clock is ahead of this machine's; () if unknown."""
 
     def write(self, run: RunDir) -> None:
         """Write these values into the local run folder."""

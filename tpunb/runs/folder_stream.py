@@ -153,12 +153,13 @@ class UnionFolder:
     Times in JSON files are corrected by `ahead`, the seconds by which the host's clock is ahead.
     """
 
-    def __init__(self, run: RunDir, node_rank: int, ranks: range, name: str, ahead: float) -> None:
+    def __init__(self, run: RunDir, node_rank: int, ranks: range, name: str) -> None:
         self._run = run
         self._node_rank = node_rank
         self._ranks = ranks
         self._name = name
-        self._ahead = ahead
+        self.ahead: float | None = None
+        """None while it is not known."""
         self._lines: dict[str, LineBuffer] = {}
         """The incomplete last lines of `events.jsonl` and `metrics.jsonl`."""
         self.problem = ""
@@ -211,7 +212,7 @@ class UnionFolder:
 
     def _corrected(self, line: bytes) -> bytes:
         """A JSON object with its time by this machine's clock; anything else as it is."""
-        if not self._ahead:
+        if not self.ahead:
             return line
         try:
             data = records.parse(line)
@@ -219,4 +220,4 @@ class UnionFolder:
             return line
         if not isinstance(data, dict) or not records.is_number(data.get("time")):
             return line
-        return json.dumps({**data, "time": data["time"] - self._ahead}).encode()
+        return json.dumps({**data, "time": data["time"] - self.ahead}).encode()

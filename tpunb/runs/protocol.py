@@ -80,8 +80,6 @@ class NodeCommand:
     command: tuple[str, ...]
     """The command that runs `tpunb node` on the host, such as ssh."""
     start: StartNode
-    ahead: float = 0.0
-    """Seconds by which the host's clock is ahead of this machine's."""
 
 
 @dataclass(frozen=True)
@@ -328,6 +326,8 @@ class NodeHere:
     """A host waits to begin: it is this run's turn on its device."""
 
     facts: dict[str, str]
+    time: float
+    """The time by the host's clock, as in RankStates."""
 
 
 @dataclass(frozen=True)
@@ -411,6 +411,7 @@ class RankStates:
     """The ranks of a host; sent often, so that it is also the host's sign of life."""
 
     ranks: tuple[RankState, ...]
+    time: float
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Arm:
         self._last: float | None = None
         """When everything was over here."""
         node.report = outbox.send  # type: ignore[assignment]  # it reports nothing else
-        outbox.send(NodeHere(order.facts))
+        outbox.send(NodeHere(order.facts, time.time()))
 
     def begin(self) -> None:
         """The fork server is ready."""
@@ -119,7 +119,7 @@ class Arm:
             self.node.shut_down(self.spec.grace)
         if now - self._said >= ALIVE:
             self._said = now
-            self._outbox.send(RankStates(tuple(self.node.states())))
+            self._outbox.send(RankStates(tuple(self.node.states()), time.time()))
         self._send_files()
         self._outbox.flush()
         if self._last is None:

@@ -86,7 +86,7 @@ class RemoteNode(Node):
         self._dir = run
         self._order = order
         self._clock = clock
-        self._union = UnionFolder(run, number, self.ranks, self.name, order.ahead)
+        self._union = UnionFolder(run, number, self.ranks, self.name)
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._outbox: Outbox | None = None
@@ -185,10 +185,12 @@ class RemoteNode(Node):
             case FileGrown() | FileReplaced():
                 for event in self._union.add(message):
                     self.report(event)
-            case RankStates(ranks):
+            case RankStates(ranks, sent):
+                self._set_clock(sent)
                 self._states = ranks
                 self._write_memory()
-            case NodeHere():
+            case NodeHere(_, sent):
+                self._set_clock(sent)
                 self.here = True
                 self.report(message)
             case RankExited(rank) if rank not in self.ranks:
@@ -199,12 +201,20 @@ class RemoteNode(Node):
                 self.report(message)
             case RankExited() | RunnerEnded():
                 self.ended = self.ended or isinstance(message, RunnerEnded)
-                self.report(replace(message, time=message.time - self._order.ahead))
+                self.report(replace(message, time=message.time - (self._union.ahead or 0.0)))
             case RunFinished():
                 self.ended = self.over = True
                 self._disconnect()
             case _:
                 self.report(message)
+
+    def _set_clock(self, sent: float) -> None:
+        """Find out how far the host's clock is ahead, from the message that came the fastest.
+
+        What follows from a message then never seems to be older than this message.
+        """
+        ahead = sent - time.time()
+        self._union.ahead = ahead if self._union.ahead is None else max(ahead, self._union.ahead)
 
     def _write_memory(self) -> None:
         for state in self._states:
