@@ -119,6 +119,7 @@ class RemoteNode(Node):
                 start_new_session=True,
             )
         except OSError as error:
+            self._errors.close()
             self._lose(f"{self._order.command[0]} cannot be started: {error.strerror}")
             return
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -187,7 +188,7 @@ class RemoteNode(Node):
                     self.report(event)
             case RankStates(ranks, sent):
                 self._set_clock(sent)
-                self._states = ranks
+                self._states = tuple(each for each in ranks if each.rank in self.ranks)
                 self._write_memory()
             case NodeHere(_, sent):
                 self._set_clock(sent)
@@ -219,10 +220,11 @@ class RemoteNode(Node):
     def _write_memory(self) -> None:
         for state in self._states:
             steps = state.memory // MEMORY_STEP
-            if state.rank in self.ranks and steps != self._memory.get(state.rank):
+            if steps != self._memory.get(state.rank):
                 self._memory[state.rank] = steps
                 with contextlib.suppress(OSError):  # a full disk: the memory is not shown
                     path = self._dir.memory(self._attempt, state.rank)
+                    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                     files.write_json(path, steps * MEMORY_STEP)
 
     def _lose(self, reason: str) -> None:
