@@ -8,7 +8,7 @@ import pytest
 
 from tests.drivers.pods import ReachedPod, tpu
 from tpunb.places import check
-from tpunb.places.errors import HostsError, PlaceError
+from tpunb.places.errors import HostsError
 from tpunb.places.hosts_target import HostsTarget, find_hosts
 from tpunb.utils.errors import TpunbError
 
@@ -117,22 +117,20 @@ def test_hosts_that_are_not_one_whole_slice_are_refused(
         found(pod)
 
 
-def test_port_in_use_is_skipped(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_refused_if_the_next_ones_are_too(
+    pod: ReachedPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "import socket, sys; s = socket.create_server((sys.argv[1], 8461)); print(flush=True); "
     with pod[0].popen(
         ["python3", "-c", code + "sys.stdin.read()", pod[0].address], stdin=-1, stdout=-1
     ) as listener:
         assert listener.stdout is not None
         listener.stdout.readline()
-        # The ranks' store uses the next port, so neither may be in use.
-        chosen = found(pod)
-        assert chosen.placed("run", detached=False).port == 8462
-        pod.set_place(port=8470)  # 8471 is libtpu's
-        assert found(pod).placed("run", detached=False).port == 8472
+        assert found(pod).placed("run", detached=False).port == 8460
+        monkeypatch.setattr(check, "store_ports", lambda port: range(port + 1, port + 2))
+        with pytest.raises(HostsError, match="\nh0: port 8460 and the next ones are in use"):
+            found(pod)
         listener.communicate(b"")
-    monkeypatch.setattr(check.HostsReport, "rendezvous_port", lambda self: None)
-    with pytest.raises(PlaceError, match="8460 and the next ones are in use on h0"):
-        chosen.placed("run", detached=False)
 
 
 def test_interrupt_during_the_host_check(pod: ReachedPod) -> None:

@@ -125,14 +125,11 @@ def test_interrupt_ends_the_wait_and_says_how_to_go_on(
     assert f"on Kaggle: https://www.kaggle.com/code/{ref} (Cancel Run there ends it)" in out
     folder = kaggle.folder / "runs/kaggle" / ref.partition("/")[2]
     assert f"`kaggle kernels output {ref} -p {folder}`" in out
-    assert "no longer waiting: the session goes on" in out
+    assert "no longer waiting: the session continues" in out
 
 
-def test_waiting_and_fetching_outlast_trouble_of_kaggle(kaggle: KaggleProject) -> None:
-    kaggle.service.trouble = {
-        "GetKernelSessionStatus": [503, 429, 0],
-        "ListKernelSessionOutput": [503],
-    }
+def test_waiting_outlasts_trouble_of_kaggle(kaggle: KaggleProject) -> None:
+    kaggle.service.trouble["GetKernelSessionStatus"] = [503, 429, 0]
     notebook("print(1)")
     assert submit() == 0
 

@@ -17,6 +17,7 @@ from tpunb.machine.machine import Machine
 from tpunb.places import probe
 from tpunb.places.config import HostSettings, PlaceConfig
 from tpunb.places.transport import Answer, Transport, ask_hosts
+from tpunb.runs.protocol import store_ports
 from tpunb.runs.spec import Price
 from tpunb.utils import records
 from tpunb.utils.version import installed_versions, package_digest
@@ -29,8 +30,6 @@ SYSTEM_PORT = 50_000
 """One of the ports from which the system chooses, for gloo among others."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
 _UNKNOWN = Machine("", "CPU", 0, "", 0, 0)
-_RENDEZVOUS = 6
-"""Number of ports that are tried for the rendezvous, starting with the place's."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +90,6 @@ class HostsReport:
         """Ranks of each host without `--cores`."""
         return self.place.host_settings.cores or self.first.machine.default_cores
 
-    def rendezvous_port(self) -> int | None:
-        """A port that is free on host 0, like the port after it, which the ranks' store uses.
-
-        None if none of the tried ports is.
-        """
-        taken = {*self.first.taken, *_TPU_PORTS}
-        tried = _tried_ports(self.place.host_settings)[:-1]
-        return next((port for port in tried if not {port, port + 1} & taken), None)
-
     def problems(self) -> list[tuple[str, str]]:
         """Pairs of a host's name and a problem that prevents a run."""
         return list(_problems(self))
@@ -110,7 +100,7 @@ def ask(
 ) -> HostsReport:
     """Probe all hosts at once, and order them: by the TPU's worker numbers, if there are."""
     settings = place.host_settings
-    ports = [*_tried_ports(settings), *_TPU_PORTS, SYSTEM_PORT]
+    ports = [*store_ports(settings.port), *_TPU_PORTS, SYSTEM_PORT]
     asked = {"folder": settings.folder, "ports": ports}
     command = probe_command(settings)
     answers = ask_hosts(
@@ -125,11 +115,6 @@ def ask(
         order.sort(key=workers.__getitem__)
         transport.reorder(order)
     return HostsReport(place, transport.hosts, tuple(hosts[index] for index in order))
-
-
-def _tried_ports(settings: HostSettings) -> range:
-    """Ports to try for the rendezvous, and one more for the ranks' store."""
-    return range(settings.port, min(settings.port + _RENDEZVOUS + 1, 65536))
 
 
 def run_ports(machine: Machine) -> Sequence[int]:
@@ -177,8 +162,10 @@ def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
     for name, found in zip(report.names, report.hosts, strict=True):
         if isinstance(found, str):
             yield name, found
-    mine = installed_versions()
-    for name, host in report.answered:
+    mine, port = installed_versions(), report.place.host_settings.port
+    for index, (name, host) in enumerate(report.answered):
+        if not index and {*host.taken} >= {*store_ports(port)}:
+            yield name, f"port {port} and the next ones are in use: name another `port`"
         for problem in _package_problems(host, mine):
             yield name, problem
     for package in probe.PACKAGES[1:]:

@@ -15,7 +15,7 @@ from tpunb.machine.machine import Machine
 from tpunb.places import check
 from tpunb.places.check import HostsReport, quote
 from tpunb.places.config import PlaceConfig, find_hosts_place
-from tpunb.places.errors import HostsError, PlaceError, list_hosts
+from tpunb.places.errors import HostsError, list_hosts
 from tpunb.places.place import HostsRun, place_of
 from tpunb.places.target import LocalTarget
 from tpunb.places.transport import Transport, make_transport
@@ -130,13 +130,7 @@ class HostsTarget:
         ]
 
     def placed(self, run_id: str, *, detached: bool) -> HostsRun:
-        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
-        port = self.report.rendezvous_port()
-        if port is None:
-            raise PlaceError(
-                f"port {self.place.host_settings.port} and the next ones are in use on "
-                f"{self.hosts[0]}: name another `port` in [places.{self.place.name}]"
-            )
+        """Decide where a new run will be."""
         reports = [host for _, host in self.report.answered]
         return HostsRun(
             self.place,
@@ -144,7 +138,7 @@ class HostsTarget:
             tuple(host.address for host in reports),
             tuple(f"{host.folder}/runs/{run_id}" for host in reports),
             quote(self.place.host_settings.python),
-            port,
+            self.place.host_settings.port,
             str(self.root),
             self.work,
             rsync=all(host.rsync for host in reports),

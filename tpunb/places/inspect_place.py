@@ -16,6 +16,7 @@ from tpunb.places.check import HostsReport
 from tpunb.places.config import find_hosts_place
 from tpunb.places.errors import by_host
 from tpunb.places.transport import Transport, ask_hosts, make_transport
+from tpunb.runs.protocol import store_ports
 from tpunb.runs.spec import count_cores
 
 _HEADS = ("host", "address", "device", "worker", "python", "tpunb", "torch", "torch_xla")
@@ -95,11 +96,7 @@ def _reach_problems(transport: Transport, report: HostsReport) -> Iterator[tuple
     """Let each host listen at its ports of a run, and connect to all others."""
     settings, hosts = report.place.host_settings, [host for _, host in report.answered]
     wanted = [set(check.run_ports(host.machine)) for host in hosts]
-    if (port := report.rendezvous_port()) is None:
-        told = f"no port is free for the rendezvous, from {settings.port} on: name another `port`"
-        yield report.names[0], told
-    else:
-        wanted[0] |= {port, port + 1}
+    wanted[0] |= set(store_ports(settings.port))
     pairs = list(zip(hosts, wanted, strict=True))
     asked = {
         "listening": {host.address: sorted(ports - {*host.taken}) for host, ports in pairs},

@@ -40,8 +40,6 @@ POLL_INTERVAL = 10.0
 LOST = 1800.0
 """Seconds for which Kaggle may answer with errors while a session is waited for. It does not know
 a notebook that was just pushed."""
-TRIES = 3
-"""Attempts to fetch the output."""
 _OVER = frozenset(["COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED"])
 """Names of Kaggle's KernelWorkerStatus: the session has ended."""
 _INTERRUPTED = 130
@@ -104,7 +102,7 @@ def run_notebook(
         completed = _wait(api, ref)
         succeeded = _fetch(api, ref, folder)
     except KeyboardInterrupt:
-        print("no longer waiting: the session goes on")
+        print("no longer waiting: the session continues")
         return _INTERRUPTED
     if not completed:
         _show_log(folder / f"{slug}.log")
@@ -185,15 +183,8 @@ def _wait(api: Any, ref: str) -> bool:
 def _fetch(api: Any, ref: str, folder: Path) -> bool:
     """Fetch the output; return whether all runs in it have succeeded. Raises PlaceError."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in reversed(range(TRIES)):
-        try:
-            _ask(lambda: api.kernels_output(ref, str(folder)), LONGEST)
-            _ask(lambda: api.kernels_pull(ref, str(folder)))  # with its cells' outputs
-            break
-        except PlaceError:
-            if not left:
-                raise
-            time.sleep(POLL_INTERVAL)
+    _ask(lambda: api.kernels_output(ref, str(folder)), LONGEST)
+    _ask(lambda: api.kernels_pull(ref, str(folder)))  # with its cells' outputs
     succeeded = True
     for spec in sorted(folder.rglob(RunDir(".").spec.name)):
         run = RunDir(spec.parent)
