@@ -108,7 +108,6 @@ def test_manifest_of_a_notebook_is_valid_and_like_the_v6e_example_of_jobset(
     config, secret, made = objects = list(yaml.safe_load_all(out))
     validator.validate(made)
     name = made["metadata"]["name"]
-    assert [config["kind"], secret["kind"], made["kind"]] == ["ConfigMap", "Secret", "JobSet"]
     for each in objects:
         assert each["metadata"]["name"] == name
         assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == name
@@ -121,7 +120,6 @@ def test_manifest_of_a_notebook_is_valid_and_like_the_v6e_example_of_jobset(
     assert "what --returns and --profile bring back stays in the pods" in err
     assert not (project / "runs").exists()
     job, pod = job_of(objects), pod_of(objects)
-    assert made["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "multislice-queue"
     assert made["spec"]["failurePolicy"] == {"maxRestarts": 4}
     assert job["backoffLimit"] == 0
@@ -148,18 +146,11 @@ DOCUMENTED = [
 google.com/tpu of each."""
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "topology", "asked", "label", "hosts", "chips"), DOCUMENTED
-)
+@pytest.mark.parametrize("case", DOCUMENTED)
 def test_manifest_requests_each_accelerator_like_published_examples(
-    validator: jsonschema.Draft202012Validator,
-    accelerator: str,
-    topology: str,
-    asked: int | None,
-    label: str,
-    hosts: int,
-    chips: int,
+    validator: jsonschema.Draft202012Validator, case: Any
 ) -> None:
+    accelerator, topology, asked, label, hosts, chips = case
     objects = made(place(accelerator=accelerator, topology=topology, chips_per_host=asked))
     validator.validate(objects[2])
     job, pod = job_of(objects), pod_of(objects)
@@ -221,6 +212,7 @@ def test_run_names_are_valid_for_kubernetes(name: str) -> None:
         (("--manifest",), TRAIN.replace("train", "train --cores 8", 1), "--cores 8: place gke has"),
         (("--manifest",), TRAIN.replace("train", "train --resume x", 1), "--resume x: give the"),
         ((), TRAIN, "--manifest > run.yaml`, which kubectl runs"),
+        (("--manifest",), TRAIN, 'of kind "ssh", not "jobset"'),
     ],
 )
 def test_submit_options_that_are_refused(
@@ -231,18 +223,12 @@ def test_submit_options_that_are_refused(
     told: str,
 ) -> None:
     notebook("lr = 1", train)
+    if "of kind" in told:
+        (project / "places.toml").write_text('[places.gke]\nkind = "ssh"\nhosts = ["a"]\n')
     assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", *words]) == 1
     out, err = capsys.readouterr()
     assert told in err
     assert "apiVersion" not in out
-
-
-def test_manifest_for_another_kind_of_place_is_refused(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (project / "places.toml").write_text('[places.gke]\nkind = "ssh"\nhosts = ["a"]\n')
-    assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 1
-    assert 'of kind "ssh", not "jobset"' in capsys.readouterr().err
 
 
 def test_environment_of_torch_xla_has_what_gke_does_not_set() -> None:

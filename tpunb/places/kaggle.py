@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -45,8 +44,6 @@ _OVER = frozenset(["COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED"])
 _INTERRUPTED = 130
 _TITLE = 50
 """Most characters of a notebook's title."""
-_SHOWN = 40
-"""Lines of the log that are shown after a failure."""
 _DATA = re.compile(r"^[ \t]*%tpu_data[ \t]+(.+)$", re.MULTILINE)
 _INSTALL = re.compile(r"^[ \t]*[%!].*\bpip3?\b.*\binstall\b.*\btpunb\b", re.MULTILINE)
 
@@ -104,8 +101,6 @@ def run_notebook(
     except KeyboardInterrupt:
         print("no longer waiting: the session continues")
         return _INTERRUPTED
-    if not completed:
-        _show_log(folder / f"{slug}.log")
     return 0 if completed and succeeded else 1
 
 
@@ -191,15 +186,8 @@ def _fetch(api: Any, ref: str, folder: Path) -> bool:
         result = state.read_result(run)
         print(result or f"run {run.id} has no result: it was cut off")
         succeeded &= result is not None and result.state is RunState.SUCCEEDED
-    print(f"the session's output is in {folder}")
+    print(f"the session's output is in {folder}, with its log and the executed notebook")
     return succeeded
-
-
-def _show_log(log: Path) -> None:
-    """Print the end of the session's log, as it was fetched."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        text = "".join(str(event["data"]) for event in json.loads(log.read_bytes()))
-        print(*text.splitlines()[-_SHOWN:], f"(the end of {log})", sep="\n", file=sys.stderr)
 
 
 def _ask(call: Callable[[], _Answer], within: float = PATIENCE) -> _Answer:
