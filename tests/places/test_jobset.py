@@ -105,7 +105,7 @@ def test_manifest_of_a_notebook_is_valid_and_like_the_v6e_example_of_jobset(
     )
     assert cli.main(["submit", "My nb_1.ipynb", "--on", "gke", "--manifest"]) == 0
     out, err = capsys.readouterr()
-    config, secret, made = objects = list(yaml.safe_load_all(out))
+    config, _, made = objects = list(yaml.safe_load_all(out))
     validator.validate(made)
     name = made["metadata"]["name"]
     for each in objects:

@@ -41,13 +41,21 @@ PORT = 8460
 """Default port at which host 0 listens for the others. The ports for the rendezvous and the ranks'
 store stay below 8471, where libtpu listens if one process drives a host (SPMD), and below the
 ports of torch_xla's ranks."""
-_HOST = re.compile(r"[^\s/-][^\s/]*")
-"""A host for ssh, without a dash at the start: rsync would take it for an option."""
+_FORMS = {
+    # Each program that reads a relative path would start from another folder.
+    "folder": (r"(/|~(/|$)).*", "an absolute path or one below ~/"),
+    "checkpoints": (r"(/|[a-z0-9]+://).*", "an absolute path or a URL"),
+    # rsync would take a name with a dash at the start for an option.
+    "hosts": (r"[^\s/-][^\s/]*", "[USER@]HOST, as for ssh"),
+    "topology": (r"[1-9]\d*(x[1-9]\d*){1,2}", 'chips along each side, as in "4x4"'),
+    "chips_per_host": (r"[148]", "1, 4 or 8"),
+}
+"""Regular expressions for values of keys, and what they accept."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a place. Their values are checked when they are made: raises ValueError."""
+    """Settings of a place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +64,6 @@ class SavingSettings(Settings):
 
     checkpoints: str = ""
     """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
-
-    def __post_init__(self) -> None:
-        # Each program that reads a relative path would start from another folder.
-        if not re.match(r"$|/|[a-z0-9]+://", self.checkpoints):
-            raise ValueError(f'checkpoints = "{self.checkpoints}" is no absolute path and no URL')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,23 +81,12 @@ class HostSettings(SavingSettings):
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
     port: int = PORT
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not re.match(r"/|~(/|$)", self.folder):
-            raise ValueError(f'folder = "{self.folder}" is not an absolute path, nor below "~/"')
-
 
 @dataclass(frozen=True, kw_only=True)
 class SshSettings(HostSettings):
     """`kind = "ssh"`: hosts, named as for ssh."""
 
     hosts: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for host in self.hosts:
-            if not _HOST.fullmatch(host):
-                raise ValueError(f"hosts: {host!r} is not a host: write [USER@]HOST, as for ssh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +120,6 @@ class JobSetSettings(SavingSettings):
     service_account: str = ""
     """Kubernetes service account of the pods, for access to a bucket."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", self.topology):
-            raise ValueError(f'topology = "{self.topology}": write chips along each side, "4x4"')
-        if self.all_chips % self.chips:
-            raise ValueError(f"chips_per_host: hosts of {self.chips} chips make no {self.topology}")
-
     @property
     def all_chips(self) -> int:
         """Chips of the slice."""
@@ -148,7 +133,7 @@ class JobSetSettings(SavingSettings):
     @property
     def hosts(self) -> int:
         """Hosts of the slice, each a pod."""
-        return self.all_chips // self.chips
+        return max(1, self.all_chips // self.chips)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,18 +273,19 @@ def _parse(file: Path, name: str, table: object) -> PlaceConfig:
         if key not in types:
             keys = f'(keys of kind "{kind}": {", ".join(types)})'
             raise PlaceError(f"{where}.{key} is unknown {keys}")
+        form, what = _FORMS.get(key, (".*", ""))
         try:
-            values[key] = records.convert(types[key], value)
+            values[key] = converted = records.convert(types[key], value)
         except ValueError:
-            told = f"{where}.{key} = {value!r}: it must be {_describe(types[key])}"
-            raise PlaceError(told) from None
+            what = _describe(types[key])
+            raise PlaceError(f"{where}.{key} = {value!r}: write {what}") from None
+        for each in converted if isinstance(converted, tuple) else (converted,):
+            if not re.fullmatch(form, str(each)):
+                raise PlaceError(f"{where}.{key} = {each!r}: write {what}")
     for item in fields(made):
         if item.default is MISSING and not values.get(item.name):
             raise PlaceError(f"{where}.{item.name} is missing: {_describe(types[item.name])}")
-    try:
-        return PlaceConfig(name, kind, file, made(**values))
-    except ValueError as error:
-        raise PlaceError(f"{where}: {error}") from None
+    return PlaceConfig(name, kind, file, made(**values))
 
 
 def _describe(hint: Any) -> str:
