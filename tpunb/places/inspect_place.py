@@ -15,11 +15,12 @@ from tpunb.places import check
 from tpunb.places.check import HostsReport
 from tpunb.places.config import find_hosts_place
 from tpunb.places.errors import by_host
+from tpunb.places.probe import PACKAGES
 from tpunb.places.transport import Transport, ask_hosts, make_transport
 from tpunb.runs.protocol import store_ports
 from tpunb.runs.spec import count_cores
 
-_HEADS = ("host", "address", "device", "worker", "python", "tpunb", "torch", "torch_xla")
+_VERSIONS = ("python", *PACKAGES)
 PATIENCE = 15.0
 """Seconds for all hosts to reach each other."""
 
@@ -72,7 +73,7 @@ def inspect_place(name: str, cwd: Path) -> PlaceReport:
 
 def _table(report: HostsReport) -> list[str]:
     """A line for each host that has answered, below their heads."""
-    rows: list[tuple[str, ...]] = [_HEADS]
+    rows: list[tuple[str, ...]] = [("host", "address", "device", "worker", *_VERSIONS)]
     for name, host in report.answered:
         machine, versions = host.machine, host.versions
         device = f"{machine.chips} {machine.accelerator_type or 'TPU'}" * (machine.chips > 0)
@@ -82,7 +83,7 @@ def _table(report: HostsReport) -> list[str]:
                 host.address,
                 device or machine.device,
                 str(machine.worker) if machine.workers > 1 else "-",
-                *(versions[name] or "-" for name in ("python", "tpunb", "torch", "torch_xla")),
+                *(versions[package] or "-" for package in _VERSIONS),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
