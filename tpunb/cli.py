@@ -215,11 +215,11 @@ def _doctor(chosen: DoctorOptions) -> int:
 
 
 def _doctor_on(place: str, as_json: bool) -> int:
-    from tpunb.places.inspect_place import inspect_place
+    from tpunb.places.check import inspect_place
 
     report = inspect_place(place, Path.cwd())
-    print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
-    return 1 if report.problems else 0
+    print(json.dumps(report.to_json(), indent=1) if as_json else str(report))
+    return 1 if report.problems() else 0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Collects the facts of a place's hosts, and checks them for problems and notes.
+"""Collects the facts of a place's hosts, and checks them for problems.
 
-Used before each run, and by `tpunb doctor --on`.
+Used before each run (`ask`), and by `tpunb doctor --on`, which also lets the hosts connect to each
+other (`inspect_place`). Runs only small programs on the hosts, which answer and end.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tpunb.machine.machine import Machine
 from tpunb.places import probe
-from tpunb.places.config import HostSettings, PlaceConfig
-from tpunb.places.transport import Answer, Transport, ask_hosts
+from tpunb.places.config import HostSettings, PlaceConfig, find_hosts_place
+from tpunb.places.errors import by_host
+from tpunb.places.transport import Answer, Transport, ask_hosts, make_transport
 from tpunb.runs.protocol import store_ports
-from tpunb.runs.spec import Price
+from tpunb.runs.spec import Price, count_cores
 from tpunb.utils import records
 from tpunb.utils.version import installed_versions, package_digest
 
@@ -29,6 +32,8 @@ LIBTPU_PORT = 8471
 SYSTEM_PORT = 50_000
 """One of the ports from which the system chooses, for gloo among others."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
+PATIENCE = 15.0
+"""Seconds for all hosts to reach each other."""
 _UNKNOWN = Machine("", "CPU", 0, "", 0, 0)
 
 
@@ -68,6 +73,8 @@ class HostsReport:
     """The transport's names of the hosts."""
     hosts: tuple[HostReport | str, ...]
     """Facts of each host, or why there are none."""
+    unreached: tuple[tuple[str, str], ...] = ()
+    """Hosts, and which others they do not reach, if that was tried."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,7 +99,26 @@ class HostsReport:
 
     def problems(self) -> list[tuple[str, str]]:
         """Pairs of a host's name and a problem that prevents a run."""
-        return list(_problems(self))
+        return [*_problems(self), *self.unreached]
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `tpunb doctor --on PLACE --json`."""
+        return {
+            "place": self.place.name,
+            "kind": self.place.kind,
+            "hosts": [{"name": name, **asdict(host)} for name, host in self.answered],
+            "problems": [{"host": host, "message": what} for host, what in self.problems()],
+        }
+
+    def __str__(self) -> str:
+        """The output of `tpunb doctor --on PLACE`."""
+        place, hosts = self.place, len(self.names)
+        last = [f"problem: {line}" for line in by_host(self.problems())]
+        if not last:
+            cores = count_cores(hosts * self.local_cores, self.first.machine.device, hosts)
+            last = [f"ready: %%tpu_train --on {place.name} runs on {cores}"]
+        head = f"place {place.name} ({place.kind}, {place.file})"
+        return "\n".join([head, f"{hosts} hosts:", *_table(self), *last])
 
 
 def ask(
@@ -102,7 +128,7 @@ def ask(
     settings = place.host_settings
     ports = [*store_ports(settings.port), *_TPU_PORTS, SYSTEM_PORT]
     asked = {"folder": settings.folder, "ports": ports}
-    command = probe_command(settings)
+    command = _probe_command(settings)
     answers = ask_hosts(
         transport,
         dict.fromkeys(range(len(transport.hosts)), (command, json.dumps(asked).encode())),
@@ -117,14 +143,24 @@ def ask(
     return HostsReport(place, transport.hosts, tuple(hosts[index] for index in order))
 
 
-def run_ports(machine: Machine) -> Sequence[int]:
+def inspect_place(name: str, cwd: Path) -> HostsReport:
+    """Probe all hosts of a place, and let them connect to each other. Raises PlaceError."""
+    place = find_hosts_place(name, cwd)
+    transport = make_transport(place)
+    report = ask(place, transport)
+    if len(report.answered) == len(report.names) > 1:
+        return replace(report, unreached=tuple(_reach_problems(transport, report)))
+    return report
+
+
+def _run_ports(machine: Machine) -> Sequence[int]:
     """Ports of a host that the other hosts of a run must reach."""
     if machine.device == "TPU":
         return (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + machine.chips))
     return (SYSTEM_PORT,)
 
 
-def probe_command(settings: HostSettings) -> str:
+def _probe_command(settings: HostSettings) -> str:
     """The command that runs `probe` on a host, with the interpreter of the ranks."""
     return f"exec {quote(settings.python)} -c {shlex.quote(inspect.getsource(probe))}"
 
@@ -136,7 +172,7 @@ def quote(path: str) -> str:
     return shlex.quote(path)
 
 
-def read_probe(answer: Answer) -> Any:
+def _read_probe(answer: Answer) -> Any:
     """What `probe` has printed on a host. Raises ValueError if it has printed nothing."""
     for line in answer.output.decode("utf-8", "replace").splitlines():
         if line.startswith(probe.MARK):
@@ -147,7 +183,7 @@ def read_probe(answer: Answer) -> Any:
 def _read(answer: Answer) -> HostReport | str:
     """The facts in a host's answer, or why there are none."""
     try:
-        host = records.build(HostReport, read_probe(answer))
+        host = records.build(HostReport, _read_probe(answer))
     except ValueError as error:
         return str(error)
     return replace(host, skew=host.time - answer.at)
@@ -231,3 +267,59 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
                 f"port {', '.join(map(str, taken))}, which torch_xla's ranks need, is in use: "
                 "another program uses this TPU. End it, or wait for it",
             )
+
+
+def _reach_problems(transport: Transport, report: HostsReport) -> Iterator[tuple[str, str]]:
+    """Let each host listen at its ports of a run, and connect to all others."""
+    settings, hosts = report.place.host_settings, [host for _, host in report.answered]
+    wanted = [set(_run_ports(host.machine)) for host in hosts]
+    wanted[0] |= set(store_ports(settings.port))
+    pairs = list(zip(hosts, wanted, strict=True))
+    asked = {
+        "listening": {host.address: sorted(ports - {*host.taken}) for host, ports in pairs},
+        "seconds": PATIENCE,
+    }
+    command = _probe_command(settings)
+    orders = {
+        index: (command, json.dumps({**asked, "address": host.address}).encode())
+        for index, host in enumerate(hosts)
+    }
+    names = {host.address: name for name, host in report.answered}
+    for index, answer in ask_hosts(transport, orders).items():
+        try:
+            unreached = _read_probe(answer)
+        except ValueError as error:
+            yield report.names[index], str(error)
+            continue
+        found: dict[str, list[str]] = {}
+        for address, number in unreached:
+            found.setdefault(names[address], []).append(str(number))
+        for other, numbers in found.items():
+            yield (
+                report.names[index],
+                f"it cannot reach {other} at port {', '.join(numbers)}: allow this traffic between "
+                "the hosts (firewall rules, security groups)",
+            )
+
+
+def _table(report: HostsReport) -> list[str]:
+    """A line for each host that has answered, below their heads."""
+    versions = ("python", *probe.PACKAGES)
+    rows: list[tuple[str, ...]] = [("host", "address", "device", "worker", *versions)]
+    for name, host in report.answered:
+        machine = host.machine
+        device = f"{machine.chips} {machine.accelerator_type or 'TPU'}" * (machine.chips > 0)
+        rows.append(
+            (
+                name,
+                host.address,
+                device or machine.device,
+                str(machine.worker) if machine.workers > 1 else "-",
+                *(host.versions[package] or "-" for package in versions),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.drivers.pods import ReachedPod, tpu
-from tpunb.places import inspect_place as module
-from tpunb.places.inspect_place import inspect_place
+from tpunb.places import check
+from tpunb.places.check import inspect_place
 
 
 def test_doctor_of_connected_hosts_is_ready(pod: ReachedPod) -> None:
     report = inspect_place("pod", pod.project)
-    assert report.problems == []
-    lines = report.text().splitlines()
+    assert report.problems() == []
+    lines = str(report).splitlines()
     assert lines[0].startswith("place pod (ssh, ")
     assert [line.split()[:2] for line in lines[3:5]] == [
         [host.name, host.address] for host in pod.pod.hosts
@@ -28,7 +28,7 @@ def test_doctor_of_connected_hosts_is_ready(pod: ReachedPod) -> None:
 def test_doctor_names_blocked_ports_in_both_directions(
     pod: ReachedPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 2.0)
+    monkeypatch.setattr(check, "PATIENCE", 2.0)
     ports = "50000"
     if device == "TPU":
         ports = "8471, 8476, 8477, 8478, 8479"
@@ -39,7 +39,7 @@ def test_doctor_names_blocked_ports_in_both_directions(
         report = inspect_place("pod", pod.project)
     finally:
         pod[1].mend()
-    problems = dict(report.problems)
+    problems = dict(report.problems())
     assert re.match(f"it cannot reach h1 at port {ports}: allow", problems["h0"])
     assert re.match(rf"it cannot reach h0 at port 846[\d, 6]+, {ports}: allow", problems["h1"])
 
@@ -49,7 +49,7 @@ def test_doctor_shows_unreachable_hosts_and_the_others(pod: ReachedPod, refused:
     for name in refused:
         pod.change(name, refuses="Connection refused")
     report = inspect_place("pod", pod.project)
-    text = report.text()
+    text = str(report)
     assert f"problem: {', '.join(refused)}: Connection refused" in text
     assert ("h1  " in text) is (len(refused) == 1)
     assert "ready" not in text
@@ -60,4 +60,4 @@ def test_doctor_shows_unreachable_hosts_and_the_others(pod: ReachedPod, refused:
 
 def test_doctor_of_a_single_host_needs_no_connection(pod: ReachedPod) -> None:
     pod.set_place(hosts=["h1"])
-    assert inspect_place("pod", pod.project).problems == []
+    assert inspect_place("pod", pod.project).problems() == []
