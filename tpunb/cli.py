@@ -215,10 +215,10 @@ def _doctor(chosen: DoctorOptions) -> int:
 
 
 def _doctor_on(place: str, as_json: bool) -> int:
-    from tpunb.places.kinds import inspect_place
+    from tpunb.places.check import inspect_place
 
     report = inspect_place(place, Path.cwd())
-    print(json.dumps(report.to_json(), indent=1) if as_json else report.text())
+    print(json.dumps(report.to_json(), indent=1) if as_json else str(report))
     return 1 if report.problems() else 0
 
 
@@ -414,9 +414,6 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
         "--detach", help="return once the run has started; `tpunb attach` follows it"
     )
     dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
-    yes: bool = flag(
-        "--yes", help="start without a confirmation, even if it may cost more than ask_above"
-    )
     manifest: bool = flag(
         "--manifest",
         help="for a place of kind jobset: print the Kubernetes objects that kubectl runs",
@@ -441,7 +438,6 @@ def _submit(chosen: SubmitOptions) -> int:
         chosen.runs,
         detach=chosen.detach,
         dry_run=chosen.dry_run,
-        yes=chosen.yes,
     )
 
 

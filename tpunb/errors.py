@@ -24,7 +24,7 @@ TpunbError
 ├─ HandoffError
 ├─ CheckpointError        .path
 ├─ DataError
-├─ PlaceError             .file .key
+├─ PlaceError
 └─ HostsError             .place .problems: hosts differ or cannot be reached
 """
 

@@ -17,7 +17,7 @@ from tpunb.machine.machine import Machine
 from tpunb.notebook.convert.convert import convert
 from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.models import Cell, LeftOut, Snapshot
-from tpunb.places.local import LocalTarget
+from tpunb.places.target import LocalTarget
 from tpunb.runs.directory import RunDir, new_run
 from tpunb.runs.spec import Device, RunSpec
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -15,11 +13,10 @@ from tpunb.errors import TpunbError
 from tpunb.kernel import submit
 from tpunb.kernel.pipeline import RunRequest
 from tpunb.machine.machine import Machine
-from tpunb.places.local import LocalTarget
+from tpunb.places.target import LocalTarget
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import files
-from tpunb.utils.interrupts import counted_interrupts
 
 
 class Pod(LocalTarget):
@@ -59,17 +56,6 @@ def test_errors_name_the_option_of_the_train_cell(
 ) -> None:
     with pytest.raises(TpunbError, match=said):
         prepare(line)
-
-
-def test_ctrl_c_answers_the_question_of_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pressed(prompt: str) -> str:
-        signal.raise_signal(signal.SIGINT)
-        return "y"
-
-    monkeypatch.setattr("builtins.input", pressed)
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    with counted_interrupts(), pytest.raises(KeyboardInterrupt):
-        submit._ask("Start it? ")
 
 
 def test_resume_last_continues_from_the_latest_run_that_has_saved(

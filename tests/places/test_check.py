@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.pods import ReachedPod, tpu
-from tpunb.places import check, kinds
-from tpunb.places.config import find_place
-from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.target import Target
-from tpunb.places.transport import make_transport
+from tpunb.places import check
+from tpunb.places.errors import HostsError
+from tpunb.places.hosts_target import HostsTarget, find_hosts
 from tpunb.utils.errors import TpunbError
 
 
-def asked(pod: ReachedPod) -> check.HostsReport:
-    place = find_place("pod", pod.project)
-    return check.ask(place, make_transport(place))
+def found(pod: ReachedPod, *, cancelled: bool = False) -> HostsTarget:
+    return find_hosts("pod", pod.project, print, lambda: cancelled)
 
 
-def found(pod: ReachedPod) -> Target:
-    return kinds.find_target("pod", pod.project, print, lambda: False)
-
-
-def test_host_check_reports_names_addresses_and_versions(pod: ReachedPod) -> None:
-    report = asked(pod)
-    assert report.problems() == []
-    assert report.names == ("h0", "h1")
-    assert [host.address for _, host in report.answered] == [h.address for h in pod.pod.hosts]
-    assert [host.host for _, host in report.answered] == ["h0", "h1"]
-    assert all(host.versions["tpunb"] for _, host in report.answered)
-    assert report.local_cores == 4
-    assert all(host.folder == f"{pod.folder}/homes/{name}/.tpunb" for name, host in report.answered)
+def test_hosts_that_fit_are_known_by_name_address_and_ranks(pod: ReachedPod) -> None:
+    pod.set_place(cores=2)
+    chosen = found(pod)
+    assert chosen.hosts == ("h0", "h1")
+    placed = chosen.placed("run")
+    assert placed.addresses == tuple(host.address for host in pod.pod.hosts)
+    assert placed.folders == tuple(
+        f"{pod.folder}/homes/{name}/.tpunb/runs/run" for name in pod.names
+    )
+    assert [chosen.choose_cores(None), chosen.choose_cores(6)] == [4, 6]
+    with pytest.raises(ValueError, match="a multiple of 2"):
+        chosen.choose_cores(3)
 
 
 def test_unreachable_host_is_named_with_the_ssh_message(pod: ReachedPod) -> None:
@@ -53,7 +47,7 @@ def shadowed(folder: Path, package: str, version: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("package", ["torch", "torch_xla", "tpunb"])
+@pytest.mark.parametrize("package", ["torch", "tpunb"])
 def test_another_version_on_one_host_is_refused_by_its_name(
     pod: ReachedPod, tmp_path: Path, package: str
 ) -> None:
@@ -92,10 +86,9 @@ def test_node_ranks_are_worker_numbers(pod: ReachedPod, tmp_path: Path) -> None:
     pod.change("h0", env=tpu(tmp_path / "0", 1))
     pod.change("h1", env=tpu(tmp_path / "1", 0))
     chosen = found(pod)
-    assert chosen.hosts == chosen.targets == ("h1", "h0")
-    assert chosen.device == "TPU"
+    assert chosen.hosts == chosen.transport.hosts == ("h1", "h0")
     assert chosen.choose_cores("all") == 8
-    assert chosen.placed("run", detached=False).addresses == ("10.77.0.3", "10.77.0.2")
+    assert chosen.placed("run").addresses == ("10.77.0.3", "10.77.0.2")
     with pytest.raises(ValueError, match="together or not at all"):
         chosen.choose_cores(4)
 
@@ -104,8 +97,8 @@ def test_node_ranks_are_worker_numbers(pod: ReachedPod, tmp_path: Path) -> None:
     ("hosts", "workers", "chips", "said"),
     [
         (["h0", "h1"], (0, 1), (4, 2), r"it has \d chips, unlike the other hosts"),
-        (["h1"], (1, 0), (4, 4), "one of the 2 hosts of a v5litepod-8"),
-        (["h0", "h1"], (0, 0), (4, 4), "it reports worker number 0, like another host"),
+        (["h1"], (1, 0), (4, 4), "worker 0 of the 2 hosts of a v5litepod-8: the place must"),
+        (["h0", "h1"], (0, 0), (4, 4), "h0, h1: it is worker 0 of the 2 hosts"),
     ],
 )
 def test_hosts_that_are_not_one_whole_slice_are_refused(
@@ -124,58 +117,22 @@ def test_hosts_that_are_not_one_whole_slice_are_refused(
         found(pod)
 
 
-def test_a_machine_that_is_named_twice_is_refused(pod: ReachedPod) -> None:
-    first = pod.pod.hosts[0].address
-    pod.change("h1", env={"SSH_CONNECTION": f"10.0.0.9 50000 {first} 22"})
-    with pytest.raises(HostsError, match=rf"h1: it has the address of h0, {first}"):
-        found(pod)
-
-
-def test_port_in_use_is_skipped(pod: ReachedPod) -> None:
+def test_port_in_use_is_refused_if_the_next_ones_are_too(
+    pod: ReachedPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "import socket, sys; s = socket.create_server((sys.argv[1], 8461)); print(flush=True); "
     with pod[0].popen(
         ["python3", "-c", code + "sys.stdin.read()", pod[0].address], stdin=-1, stdout=-1
     ) as listener:
         assert listener.stdout is not None
         listener.stdout.readline()
-        # The ranks' store uses the next port, so neither may be in use.
-        assert found(pod).placed("run", detached=False).port == 8462
-        pod.set_place(port=8455)
-        assert found(pod).placed("run", detached=False).port == 8455
-        pod.set_place(port=8470)  # 8471 is libtpu's
-        assert found(pod).placed("run", detached=False).port == 8472
+        assert found(pod).placed("run").port == 8460
+        monkeypatch.setattr(check, "store_ports", lambda port: range(port + 1, port + 2))
+        with pytest.raises(HostsError, match="\nh0: port 8460 and the next ones are in use"):
+            found(pod)
         listener.communicate(b"")
-
-
-def test_no_free_port_is_an_error(pod: ReachedPod, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = found(pod)
-    monkeypatch.setattr(check.HostsReport, "rendezvous_port", lambda self: None)
-    with pytest.raises(PlaceError, match="8460 and the next ones are in use on h0"):
-        chosen.placed("run", detached=False)
-
-
-def test_cores_are_a_multiple_of_the_hosts(pod: ReachedPod) -> None:
-    pod.set_place(cores=2)
-    chosen = found(pod)
-    assert chosen.choose_cores(None) == 4
-    assert chosen.choose_cores(6) == 6
-    with pytest.raises(ValueError, match="a multiple of 2"):
-        chosen.choose_cores(3)
 
 
 def test_interrupt_during_the_host_check(pod: ReachedPod) -> None:
     with pytest.raises(TpunbError, match="interrupted before the run began"):
-        kinds.find_target("pod", pod.project, print, lambda: True)
-
-
-def test_clock_difference_is_a_note(pod: ReachedPod) -> None:
-    report = asked(pod)
-    hosts = tuple(host and replace(host, skew=-61.0) for host in report.hosts)
-    assert ("h0", "its clock is 61 s behind this machine's") in replace(report, hosts=hosts).notes()
-
-
-def test_host_report_as_json(pod: ReachedPod) -> None:
-    pod.change("h1", refuses="no")
-    report = json.loads(json.dumps(asked(pod).to_json()))
-    assert [host["reached"] for host in report["hosts"]] == [True, False]
-    assert report["advice"] == []
+        found(pod, cancelled=True)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import shutil
+import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.pods import ReachedPod
-from tpunb.places import archive, kinds, transfer
+from tpunb.places import archive, remote, transfer
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled, HostsRun
+from tpunb.places.hosts_target import find_hosts
+from tpunb.places.place import HostsRun
 from tpunb.places.transfer import chosen_files
 from tpunb.places.transport import Transport, make_transport
+from tpunb.runs.directory import RunDir
+from tpunb.runs.spec import RunSpec
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_rsync_failure_shows_its_reason(
     rsync.chmod(0o755)
     monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
     with pytest.raises(HostsError, match="h0: the reason"):
-        transfer.send_files(Shell("h0"), going(root, "h0"), print, lambda: False)
+        transfer.send_files(Shell("h0"), going(root, "h0"), print)
 
 
 def going(root: Path, host: str) -> HostsRun:
@@ -131,19 +137,19 @@ def test_rsync_arguments(
     rsync.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/called\ncat >/dev/null\n')
     rsync.chmod(0o755)
     monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
-    transfer.send_files(Shell(name), going(root, name), print, lambda: False)
+    transfer.send_files(Shell(name), going(root, name), print)
     words = (tmp_path / "called").read_text().splitlines()
     assert words[-1] == f"{target}the runs/nets/"
     assert """--rsync-path=mkdir -p -m 700 "$HOME"'/the runs/nets' && rsync""" in words
     assert {"--copy-links", "--protect-args"} <= set(words)
 
 
-def send(pod: ReachedPod, *, cancelled: bool = False, rsync: bool = False) -> list[str]:
-    found = kinds.find_target("pod", pod.project, print, lambda: False)
-    placed = replace(found.placed("run", detached=False), rsync=rsync)
+def send(pod: ReachedPod, *, rsync: bool = False) -> list[str]:
+    found = find_hosts("pod", pod.project, print, lambda: False)
+    placed = replace(found.placed("run"), rsync=rsync)
     told: list[str] = []
     transport = make_transport(placed.place)
-    transfer.send_files(transport, placed, told.append, lambda: cancelled)
+    transfer.send_files(transport, placed, told.append)
     return told
 
 
@@ -185,8 +191,106 @@ def test_copy_failure_names_the_hosts(pod: ReachedPod) -> None:
         send(pod)
 
 
-def test_copy_can_be_cancelled(pod: ReachedPod) -> None:
-    (pod.project / "one.txt").write_text("one")
-    pod.set_place(files=["*.txt"])
-    with pytest.raises(Cancelled):
-        send(pod, cancelled=True)
+class Shells(Transport):
+    """A transport whose hosts are local shells; `instead`: other commands for some of them."""
+
+    hosts: tuple[str, ...] = ()
+
+    def __init__(self, count: int) -> None:
+        self.hosts = tuple(f"h{number}" for number in range(count))
+        self.instead: dict[int, str] = {}
+
+    def reorder(self, order: Sequence[int]) -> None:
+        assert list(order) == [0, 1]
+
+    def command(self, host: int, remote: str) -> list[str]:
+        return ["sh", "-c", self.instead.get(host, remote)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    folder = tmp_path / "here"
+    folder.mkdir(mode=0o700)
+    spec = RunSpec("id", "pod", 2, "CPU", "/", (), (), hosts=("h0", "h1"), place="pod")
+    run = RunDir(folder)
+    run.write_spec(spec)
+    return run
+
+
+@pytest.fixture
+def shells() -> Shells:
+    return Shells(2)
+
+
+@pytest.fixture
+def placed(
+    run: RunDir, shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> HostsRun:
+    folders = [tmp_path / name for name in shells.hosts]
+    for folder in folders:
+        folder.mkdir()
+    settings = SshSettings(hosts=shells.hosts)
+    placed = HostsRun(
+        *(PlaceConfig("pod", "ssh", tmp_path / "places.toml", settings), shells.hosts),
+        *(("fd00::1", "fd00::2"), tuple(map(str, folders)), shlex.quote(sys.executable)),
+        *(8470, "/", "/w"),
+    )
+    placed.write(run)
+    monkeypatch.setattr(transfer, "make_transport", lambda place: shells)
+    return placed
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{folder.name} {name}")
+
+
+@pytest.mark.usefixtures("starts_processes", "placed")
+def test_fetch_skips_files_the_local_run_folder_has(run: RunDir, tmp_path: Path) -> None:
+    whole = "env.json", "script.py", "run.log", "result.json", "place.json", "given/x/spec.json"
+    placed = run.place.read_bytes()
+    write(run.path, *whole, "attempts/0/0/stdout.log")
+    run.place.write_bytes(placed)
+    for host in ("h0", "h1"):
+        write(tmp_path / host, *whole, "attempts/0/0/stdout.log", "checkpoints/1/.metadata")
+    fetched = {path.relative_to(run.path).as_posix() for path in transfer.fetch_files(run, ["*"])}
+    there = {f"hosts/1/{name}" for name in whole}
+    there.add("hosts/1/attempts/0/0/stdout.log")  # of a rank that is on the first host
+    assert fetched == {"checkpoints/1/.metadata", "hosts/1/checkpoints/1/.metadata"} | there
+    for name in (*whole, "attempts/0/0/stdout.log"):
+        if name == "place.json":
+            continue
+        assert (run.path / name).read_text() == f"here {name}"
+    assert (run.path / "checkpoints/1/.metadata").read_text() == "h0 checkpoints/1/.metadata"
+
+
+@pytest.mark.usefixtures("starts_processes", "placed")
+def test_fetch_does_not_write_through_symlinks(run: RunDir, tmp_path: Path) -> None:
+    write(tmp_path / "h0", "checkpoints/last")
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints/last").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="not a regular file"):
+        transfer.fetch_files(run, ["checkpoints"], [0])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.usefixtures("starts_processes", "placed")
+@pytest.mark.parametrize("said", ["", "hello", f"{remote.ARCHIVE.decode()}no archive"])
+def test_fetch_of_an_invalid_archive_names_the_host(run: RunDir, shells: Shells, said: str) -> None:
+    shells.instead[0] = f"printf %s {shlex.quote(said)}"
+    with pytest.raises(HostsError, match=r"h0: its archive cannot be read"):
+        transfer.fetch_files(run, ["checkpoints"], [0])
+
+
+@pytest.mark.usefixtures("starts_processes", "placed")
+def test_fetch_refuses_an_archive_with_outside_paths(
+    run: RunDir, shells: Shells, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "bad.tar", "w") as made:
+        made.addfile(tarfile.TarInfo("../outside"))
+    shells.instead[0] = f"printf %s {shlex.quote(remote.ARCHIVE.decode())}; cat {tmp_path}/bad.tar"
+    with pytest.raises(HostsError, match=r"\.\./outside is not in the run folder"):
+        transfer.fetch_files(run, ["checkpoints"], [0])
+    assert not (tmp_path / "outside").exists()

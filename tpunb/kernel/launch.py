@@ -44,7 +44,6 @@ def launch(
     retries: int = 0,
     resume: str | None = None,
     raises: bool = True,
-    yes: bool = False,
     cold: bool = False,
     replay: bool = False,
     replicate: bool = False,

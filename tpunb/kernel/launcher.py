@@ -19,7 +19,7 @@ from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Script, Snapshot
-from tpunb.places.target import Target
+from tpunb.places.hosts_target import Target
 from tpunb.runs import copied_values, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note

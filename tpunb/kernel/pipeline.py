@@ -43,7 +43,7 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.modules import import_path
 
 if TYPE_CHECKING:
-    from tpunb.places.target import Target
+    from tpunb.places.hosts_target import Target
 
 REPLICATE_OPTION = "--replicate"
 MOST_FINDINGS = 3
@@ -216,10 +216,6 @@ class RunRequest:
         return max(1, len(self.target.hosts))
 
     @property
-    def costs(self) -> list[str]:
-        return self.target.estimate.describe(self.options.timeout)
-
-    @property
     def restored(self) -> dict[str, str]:
         """Additional variables for the prelude, whose cells remove them from the environment."""
         removed = self.notebook.removed
@@ -228,12 +224,11 @@ class RunRequest:
     def remote_env(self, run_id: str) -> dict[str, str]:
         """Return the variables for the ranks on the hosts of a place, besides the hosts' own."""
         shared = self.target.checkpoints(run_id)
-        saved = {} if shared is None else {env_vars.CHECKPOINTS: shared}
+        saved = {env_vars.CHECKPOINTS: shared} if shared else {}
         return {**saved, **self.env, **self.restored}
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
-        """Yield the notes that are shown before the run begins, first its cost."""
-        yield from self.costs
+        """Yield the notes that are shown before the run begins."""
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"

@@ -10,7 +10,7 @@ from tpunb.backends.choice import require_one_host
 from tpunb.kernel.options import Cores, TrainOptions, ranks_to_show
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine
-from tpunb.places.target import Target
+from tpunb.places.hosts_target import Target
 from tpunb.utils import env_vars
 
 

@@ -25,7 +25,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import cost, device, rank_names, setup
+from tpunb.kernel import device, rank_names, setup
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Run
@@ -50,8 +50,8 @@ from tpunb.notebook.capture.history import History
 from tpunb.notebook.errors import NotebookError, NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
-from tpunb.places import kinds
-from tpunb.places.local import LocalTarget
+from tpunb.places.hosts_target import find_hosts
+from tpunb.places.target import LocalTarget
 from tpunb.runs import callbacks, last_run, listing, tensorboard
 from tpunb.runs.callbacks import Callback
 from tpunb.runs.directory import RunDir
@@ -63,7 +63,7 @@ from tpunb.utils.interrupts import Interrupts, counted_interrupts
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
     from tpunb.notebook.lint.findings import Finding
-    from tpunb.places.target import Target
+    from tpunb.places.hosts_target import Target
 
 INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
 
@@ -523,10 +523,7 @@ class Session:
         front = front or front_end.current_front_end()
         show = partial(show_waiting, front)
         try:
-            target = kinds.find_target(name, Path.cwd(), show, lambda: interrupts.count > 0)
-            if not options.dry_run and (costs := target.estimate.describe(options.timeout)):
-                show("; ".join(costs))
-            return target
+            return find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
         except BaseException:
             if front.publish is not None:  # the error replaces the progress
                 front.publish({"text/html": "", "text/plain": ""})
@@ -544,7 +541,7 @@ class Session:
 
     def _start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
         """Start the run, and order a shutdown after it if requested. Raises as `Runs.start`."""
-        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask)
+        run = self.runs.start(request, self.defaults.runs, interrupts)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         self._backend_told = request.machine.backend

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import cost, pipeline
+from tpunb.kernel import pipeline
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.launcher import Attached
 from tpunb.kernel.options import TRAIN, TrainOptions
@@ -29,9 +29,9 @@ from tpunb.notebook.errors import NotebookError
 from tpunb.notebook.files import load_snapshot
 from tpunb.notebook.models import Export, Snapshot
 from tpunb.notebook.parameters import literal_values, parameter, refuse_unknown
-from tpunb.places import jobset, kaggle, kinds, transfer
+from tpunb.places import jobset, kaggle, transfer
 from tpunb.places.config import JobSetSettings, KaggleSettings, find_place
-from tpunb.places.target import Target
+from tpunb.places.hosts_target import Target, find_hosts
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
@@ -53,7 +53,6 @@ def submit(
     *,
     detach: bool,
     dry_run: bool,
-    yes: bool,
 ) -> int:
     """Run the notebook's train cell, with the options of its option line, at a place.
 
@@ -69,8 +68,8 @@ def submit(
         )
     snapshot = _load(notebook, cell, parameters)
     options = _options(snapshot)
-    options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
-    target = kinds.find_target(place, Path.cwd(), print, lambda: False)
+    options = replace(options, on=place, detach=detach, dry_run=dry_run)
+    target = find_hosts(place, Path.cwd(), print, lambda: False)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
         print(pipeline.describe_plan(request))
@@ -78,20 +77,12 @@ def submit(
     own = Runs(_INTERRUPTED)
     # A KeyboardInterrupt would remove the folder of a run that has already begun.
     with counted_interrupts() as interrupts, closing(own):
-        run = own.start(request, runs, interrupts, _ask, "tpunb submit --yes")
+        run = own.start(request, runs, interrupts)
         if isinstance(run, Attached):
-            print(*request.costs, sep="\n")
             print(f"run {run.dir.id} continues on {run.spec.cores()}: tpunb attach {run.dir.id}")
             return 0
         view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="")
         return _exit_status(own.follow(run, view, request, interrupts))
-
-
-def _ask(prompt: str) -> str:
-    """Call `cost.ask`; raise EOFError if standard input is not a terminal."""
-    if not sys.stdin.isatty():
-        raise EOFError
-    return cost.ask(prompt)
 
 
 def print_manifest(
@@ -108,7 +99,7 @@ def print_manifest(
     options = _options(snapshot)
     choice = _backend(snapshot)
     backend = choice.backend
-    ranks = settings.slice.hosts * jobset.ranks_of_host(settings, backend)
+    ranks = settings.hosts * jobset.ranks_of_host(settings, backend)
     prepared = pipeline.prepare_file(snapshot, replicate=False, backend=backend, ranks=ranks)
     prepared.raise_for_lint()
     if options.cores not in (None, "all", ranks):
@@ -123,7 +114,7 @@ def print_manifest(
     script = convert(snapshot, export=Export.WITH_SETUP)
     text = jobset.write_manifest(
         config,
-        jobset.name_run(options.name or snapshot.name, settings),
+        jobset.name_run(options.name or snapshot.name),
         script.text,
         variables,
         backend=backend,

@@ -1,4 +1,4 @@
-"""Packs files for hosts: those of a run, the user's, and tpunb itself."""
+"""Packs files for hosts: those of a run, and the user's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.runs.directory import RunDir
-from tpunb.utils.files import PACKAGE_ROOT
 
 
 def pack(entries: Mapping[str, Path | bytes], compression: str = "") -> bytes:
@@ -39,14 +38,3 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def run_files(run: RunDir, names: Iterable[str]) -> dict[str, Path | bytes]:
     """Those of the named files and folders that a run folder has, as entries of an archive."""
     return {name: run.path / name for name in names if (run.path / name).exists()}
-
-
-def own_package() -> dict[str, Path | bytes]:
-    """Tpunb's own files as entries of an archive."""
-    package = Path(PACKAGE_ROOT, "tpunb")
-    names = {path.relative_to(package).as_posix(): path for path in sorted(package.rglob("*"))}
-    return {
-        f"tpunb/{name}": path
-        for name, path in names.items()
-        if path.is_file() and "__pycache__" not in path.parts
-    }

@@ -1,6 +1,7 @@
-"""Collects the facts of a place's hosts, and checks them for problems and notes.
+"""Collects the facts of a place's hosts, and checks them for problems.
 
-Used before each run, and by `tpunb doctor --on`.
+Used before each run (`ask`), and by `tpunb doctor --on`, which also lets the hosts connect to each
+other (`inspect_place`). Runs only small programs on the hosts, which answer and end.
 """
 
 from __future__ import annotations
@@ -10,46 +11,42 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tpunb.machine.machine import Machine
 from tpunb.places import probe
-from tpunb.places.config import HostSettings, PlaceConfig
-from tpunb.places.transport import Answer, Transport, ask_hosts
-from tpunb.runs.spec import Device, Price
+from tpunb.places.config import HostSettings, PlaceConfig, find_hosts_place
+from tpunb.places.errors import by_host
+from tpunb.places.transport import Answer, Transport, ask_hosts, make_transport
+from tpunb.runs.protocol import store_ports
+from tpunb.runs.spec import Price, count_cores
 from tpunb.utils import records
-from tpunb.utils.text import size
 from tpunb.utils.version import installed_versions, package_digest
 
 RANK_PORT = 8476
 """First port of torch_xla's ranks, which listen on one port each."""
-MOST_SKEW = 5.0
-"""Seconds by which a host's clock may differ before it is reported."""
-LEAST_DISK = 1_000_000_000
-"""Bytes that must be free in the folder of the runs."""
 LIBTPU_PORT = 8471
 """Port of libtpu if one process drives all chips of a host (SPMD)."""
+SYSTEM_PORT = 50_000
+"""One of the ports from which the system chooses, for gloo among others."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
+PATIENCE = 15.0
+"""Seconds for all hosts to reach each other."""
 _UNKNOWN = Machine("", "CPU", 0, "", 0, 0)
-_RENDEZVOUS = 6
-"""Number of ports that are tried for the rendezvous, starting with the place's."""
 
 
 @dataclass(frozen=True)
 class HostReport:
     """Facts of one host, as `probe` reports them."""
 
-    host: str
-    """Its own name."""
     address: str
     """The address at which it was reached; the other hosts use it as well."""
     python: str
     versions: Mapping[str, str]
     folder: str
     """Path of the folder of runs on the host."""
-    free: int
-    """Free bytes on that folder's disk."""
     taken: tuple[int, ...]
     """Ports that are in use."""
     rsync: str
@@ -63,169 +60,109 @@ class HostReport:
     """Price of the slice, or of this machine if it is not part of a slice."""
     error: str = ""
     """Why these facts are missing: tpunb could not be imported."""
-    chips_seen: bool = False
-    """Whether it has device files of a TPU, which are visible without tpunb."""
     skew: float = 0.0
-    """Seconds by which its clock is ahead of this machine's."""
-    skew_error: float = 0.0
-    """Uncertainty of `skew`: half the time that the answer took."""
+    """Seconds by which its clock is ahead of this machine's, known to half a round trip."""
 
 
 @dataclass(frozen=True)
 class HostsReport:
-    """Facts of all hosts of a place, in the order of its transport."""
+    """Facts of all hosts of a place, in order of node rank."""
 
     place: PlaceConfig
-    names: tuple[str, ...]
-    """The hosts' names in `places.toml`."""
-    hosts: tuple[HostReport | None, ...]
-    """None for a host that has not answered."""
-    silent: Mapping[str, str] = field(default_factory=dict)
-    """Why hosts have not answered, keyed by name."""
+    targets: tuple[str, ...]
+    """The transport's names of the hosts."""
+    hosts: tuple[HostReport | str, ...]
+    """Facts of each host, or why there are none."""
+    unreached: tuple[tuple[str, str], ...] = ()
+    """Hosts, and which others they do not reach, if that was tried."""
 
-    def problems(self) -> list[tuple[str, str]]:
-        """Pairs of a host's name and a problem that prevents a run."""
-        return list(_problems(self))
-
-    def notes(self) -> list[tuple[str, str]]:
-        """Pairs of a host's name and a fact that is good to know."""
-        return list(_notes(self))
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts' names for people."""
+        return tuple(target.rpartition("@")[2] for target in self.targets)
 
     @property
     def answered(self) -> list[tuple[str, HostReport]]:
         """Names and facts of the hosts that have answered."""
         pairs = zip(self.names, self.hosts, strict=True)
-        return [(name, host) for name, host in pairs if host is not None]
-
-    def order(self) -> list[int]:
-        """The hosts' indices in order of node rank: the TPU's worker number, if there is one."""
-        workers = [None if host is None else host.machine.worker for host in self.hosts]
-        if sorted(worker or 0 for worker in workers) == list(range(len(workers))):
-            return sorted(range(len(workers)), key=lambda index: workers[index] or 0)
-        return list(range(len(workers)))
-
-    def ordered(self) -> HostsReport:
-        """This report in order of node rank."""
-        order = self.order()
-        return replace(
-            self,
-            names=tuple(self.names[index] for index in order),
-            hosts=tuple(self.hosts[index] for index in order),
-        )
+        return [(name, host) for name, host in pairs if not isinstance(host, str)]
 
     @property
-    def device(self) -> Device:
-        return self.answered[0][1].machine.device
+    def first(self) -> HostReport:
+        """The facts of the first host that has answered: host 0."""
+        return self.answered[0][1]
 
     @property
     def local_cores(self) -> int:
         """Ranks of each host without `--cores`."""
-        return self.place.host_settings.cores or self.answered[0][1].machine.default_cores
+        return self.place.host_settings.cores or self.first.machine.default_cores
 
-    @property
-    def price(self) -> Price | None:
-        """Price of all hosts together; None if a host does not know its own."""
-        prices = [host.price for _, host in self.answered]
-        first = prices[0] if prices else None
-        if first is None or any(host.machine.workers > 1 for _, host in self.answered):
-            return first  # each host reports the price of the whole slice
-        if any(price != first for price in prices):
-            return None
-        several = f"{len(prices)} × {first.what}" if len(prices) > 1 else first.what
-        return replace(first, per_hour=first.per_hour * len(prices), what=several)
-
-    def rendezvous_port(self) -> int | None:
-        """A port that is free on host 0, like the port after it, which the ranks' store uses.
-
-        None if none of the tried ports is.
-        """
-        taken = {*self.answered[0][1].taken, *_TPU_PORTS}
-        tried = _tried_ports(self.place.host_settings)[:-1]
-        return next((port for port in tried if not {port, port + 1} & taken), None)
-
-    def wanted_ports(self) -> list[list[int]]:
-        """Ports of each host that the other hosts must reach; 0: chosen by the system."""
-        machines = [host.machine for _, host in self.answered]
-        wanted = [
-            [LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + machine.chips)]
-            if machine.device == "TPU"
-            else [0]
-            for machine in machines
-        ]
-        if (port := self.rendezvous_port()) is not None:
-            wanted[0] = [port, port + 1, *wanted[0]]
-        return wanted
+    def problems(self) -> list[tuple[str, str]]:
+        """Pairs of a host's name and a problem that prevents a run."""
+        return [*_problems(self), *self.unreached]
 
     def to_json(self) -> dict[str, Any]:
-        """The facts, for `tpunb doctor --on PLACE --json`."""
-        hosts = [
-            {
-                "name": name,
-                "reached": host is not None,
-                **({} if host is None else _host_json(host)),
-            }
-            for name, host in zip(self.names, self.hosts, strict=True)
-        ]
-        advice = [{"host": host, "message": what} for host, what in self.notes()]
-        return {"hosts": hosts, "advice": advice}
+        """The output of `tpunb doctor --on PLACE --json`."""
+        return {
+            "place": self.place.name,
+            "kind": self.place.kind,
+            "hosts": [{"name": name, **asdict(host)} for name, host in self.answered],
+            "problems": [{"host": host, "message": what} for host, what in self.problems()],
+        }
 
-
-def _host_json(host: HostReport) -> dict[str, Any]:
-    return {
-        "host": host.host,
-        "address": host.address,
-        "python": host.python,
-        "versions": dict(host.versions),
-        "device": host.machine.device,
-        "chips": host.machine.chips,
-        "worker": host.machine.worker,
-        "accelerator_type": host.machine.accelerator_type,
-        "free": host.free,
-        "skew": round(host.skew, 3),
-    }
+    def __str__(self) -> str:
+        """The output of `tpunb doctor --on PLACE`."""
+        place, hosts = self.place, len(self.names)
+        last = [f"problem: {line}" for line in by_host(self.problems())]
+        if not last:
+            cores = count_cores(hosts * self.local_cores, self.first.machine.device, hosts)
+            last = [f"ready: %%tpu_train --on {place.name} runs on {cores}"]
+        head = f"place {place.name} ({place.kind}, {place.file})"
+        return "\n".join([head, f"{hosts} hosts:", *_table(self), *last])
 
 
 def ask(
     place: PlaceConfig, transport: Transport, *, cancelled: Callable[[], bool] = lambda: False
 ) -> HostsReport:
-    """Probe all hosts at once. Hosts that do not answer are in `HostsReport.silent`."""
+    """Probe all hosts at once, and order them: by the TPU's worker numbers, if there are."""
     settings = place.host_settings
-    ports = [*_tried_ports(settings), *_TPU_PORTS]
-    asked = json.dumps({"folder": settings.folder, "ports": ports}).encode()
-    names = transport.hosts
-    command = probe_command(settings)
+    ports = [*store_ports(settings.port), *_TPU_PORTS, SYSTEM_PORT]
+    asked = {"folder": settings.folder, "ports": ports}
+    command = _probe_command(settings)
     answers = ask_hosts(
-        transport, dict.fromkeys(range(len(names)), (command, asked)), cancelled=cancelled
+        transport,
+        dict.fromkeys(range(len(transport.hosts)), (command, json.dumps(asked).encode())),
+        cancelled=cancelled,
     )
-    shown = tuple(name.rpartition("@")[2] for name in names)
-    hosts: list[HostReport | None] = []
-    silent = {}
-    for index, name in enumerate(shown):
-        host, problem = _read(answers[index])
-        hosts.append(host)
-        if host is None:
-            silent[name] = problem
-    return HostsReport(place, shown, tuple(hosts), silent)
+    hosts = [_read(answer) for answer in answers.values()]
+    workers = [-1 if isinstance(host, str) else host.machine.worker or 0 for host in hosts]
+    order = list(range(len(hosts)))
+    if sorted(workers) == order:
+        order.sort(key=workers.__getitem__)
+        transport.reorder(order)
+    return HostsReport(place, transport.hosts, tuple(hosts[index] for index in order))
 
 
-def _tried_ports(settings: HostSettings) -> range:
-    """Ports to try for the rendezvous, and one more for the ranks' store."""
-    return range(settings.port, min(settings.port + _RENDEZVOUS + 1, 65536))
+def inspect_place(name: str, cwd: Path) -> HostsReport:
+    """Probe all hosts of a place, and let them connect to each other. Raises PlaceError."""
+    place = find_hosts_place(name, cwd)
+    transport = make_transport(place)
+    report = ask(place, transport)
+    if len(report.answered) == len(report.names) > 1:
+        return replace(report, unreached=tuple(_reach_problems(transport, report)))
+    return report
 
 
-def probe_command(settings: HostSettings) -> str:
+def _run_ports(machine: Machine) -> Sequence[int]:
+    """Ports of a host that the other hosts of a run must reach."""
+    if machine.device == "TPU":
+        return (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + machine.chips))
+    return (SYSTEM_PORT,)
+
+
+def _probe_command(settings: HostSettings) -> str:
     """The command that runs `probe` on a host, with the interpreter of the ranks."""
-    code = inspect.getsource(probe)
-    return f"exec {interpreter(settings)} -c {shlex.quote(code)}"
-
-
-def interpreter(settings: HostSettings) -> str:
-    """The interpreter of the ranks, as a word of the host's shell."""
-    if settings.environment == "make":
-        made = f"{settings.folder.rstrip('/')}/env/bin/python"
-        either = f"test -x {quote(made)} && echo {quote(made)} || echo {quote(settings.python)}"
-        return f'"$({either})"'
-    return quote(settings.python)
+    return f"exec {quote(settings.python)} -c {shlex.quote(inspect.getsource(probe))}"
 
 
 def quote(path: str) -> str:
@@ -235,18 +172,21 @@ def quote(path: str) -> str:
     return shlex.quote(path)
 
 
-def _read(answer: Answer) -> tuple[HostReport | None, str]:
-    """The facts in a host's answer; or None, and why there are none."""
+def _read_probe(answer: Answer) -> Any:
+    """What `probe` has printed on a host. Raises ValueError if it has printed nothing."""
     for line in answer.output.decode("utf-8", "replace").splitlines():
         if line.startswith(probe.MARK):
-            try:
-                host = records.build(HostReport, records.parse(line.removeprefix(probe.MARK)))
-            except ValueError as error:
-                return None, f"its answer cannot be read: {error}"
-            middle = (answer.started + answer.ended) / 2
-            half = (answer.ended - answer.started) / 2
-            return replace(host, skew=host.time - middle, skew_error=half), ""
-    return None, answer.problem or "its answer cannot be read"
+            return records.parse(line.removeprefix(probe.MARK))
+    raise ValueError(answer.problem or "it has not answered")
+
+
+def _read(answer: Answer) -> HostReport | str:
+    """The facts in a host's answer, or why there are none."""
+    try:
+        host = records.build(HostReport, _read_probe(answer))
+    except ValueError as error:
+        return str(error)
+    return replace(host, skew=host.time - answer.at)
 
 
 def _public(version: str) -> str:
@@ -255,78 +195,58 @@ def _public(version: str) -> str:
 
 
 def _problems(report: HostsReport) -> Iterator[tuple[str, str]]:
-    yield from report.silent.items()
-    mine = installed_versions()
-    for name, host in report.answered:
-        yield from _package_problems(name, host, mine)
-        if host.free < LEAST_DISK:
-            yield (
-                name,
-                f"only {size(host.free)} is free in {host.folder}: remove old runs there, or "
-                "name another `folder` in places.toml",
-            )
-    first: dict[str, str] = {}
-    for name, host in report.answered:
-        if (other := first.setdefault(host.address, name)) != name:
-            yield name, f"it has the address of {other}, {host.address}: name each machine once"
-    for package in ("torch", "torch_xla"):
+    for name, found in zip(report.names, report.hosts, strict=True):
+        if isinstance(found, str):
+            yield name, found
+    mine, port = installed_versions(), report.place.host_settings.port
+    for index, (name, host) in enumerate(report.answered):
+        if not index and {*host.taken} >= {*store_ports(port)}:
+            yield name, f"port {port} and the next ones are in use: name another `port`"
+        for problem in _package_problems(host, mine):
+            yield name, problem
+    for package in probe.PACKAGES[1:]:
         versions = [_public(host.versions.get(package, "")) for _, host in report.answered]
-        yield from _different(
-            report, [f"{package} {version or 'is missing'}" for version in versions], str
-        )
-    machines = [host.machine for _, host in report.answered]
+        yield from _different(report, [f"{package} {each or 'is missing'}" for each in versions])
     if any(host.error for _, host in report.answered):
-        return  # reported above, or the environment has not been made yet
-    kinds = [machine.device for machine in machines]
-    yield from _different(report, kinds, lambda kind: f"it would run on {kind}")
-    chips = [machine.chips for machine in machines]
-    yield from _different(report, chips, lambda count: f"it has {count} chips")
-    if len(set(kinds)) == 1 and kinds[0] == "TPU":
+        return  # reported above
+    machines = [host.machine for _, host in report.answered]
+    kinds = [f"{each.chips} chips" if each.device == "TPU" else "no TPU" for each in machines]
+    yield from _different(report, kinds)
+    if all(each.device == "TPU" for each in machines):
         yield from _slice_problems(report)
 
 
-def _package_problems(
-    name: str, host: HostReport, mine: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    fix = 'or set environment = "make" in places.toml'
+def _package_problems(host: HostReport, mine: Mapping[str, str]) -> Iterator[str]:
     theirs = host.versions
     if theirs["python"].split(".")[:2] != mine["python"].split(".")[:2]:
         which = f"it has Python {theirs['python']}, and this kernel {mine['python']}"
-        yield name, f"{which}: name the same version as `python` in places.toml, {fix}"
-    if not theirs.get("tpunb"):
-        yield name, f"tpunb is not installed for {host.python}: install {mine['tpunb']}, {fix}"
+        yield f"{which}: name an interpreter of this version as `python` in places.toml"
+    if not theirs["tpunb"]:
+        yield f"tpunb is not installed for {host.python}: install tpunb=={mine['tpunb']}"
     elif theirs["tpunb"] != mine["tpunb"]:
-        yield (
-            name,
-            f"it has tpunb {theirs['tpunb']}, and this kernel {mine['tpunb']}: install the same "
-            f"version, {fix}",
-        )
+        which = f"it has tpunb {theirs['tpunb']}, and this kernel {mine['tpunb']}"
+        yield f"{which}: install the same version"
     elif host.error:
-        yield name, f"tpunb cannot be imported on this host: {host.error}"
+        yield f"tpunb cannot be imported on this host: {host.error}"
     elif host.digest != package_digest():
-        yield (
-            name,
-            f"the files of its tpunb {theirs['tpunb']} differ from this kernel's: install the "
-            f"same, {fix}",
-        )
+        yield f"the files of its tpunb {theirs['tpunb']} differ from this kernel's: update them"
     for package in ("torch", "torch_xla"):
         # Without torch_xla here, runs use another backend.
-        if not theirs.get(package) and (mine[package] or package == "torch"):
-            yield name, f"{package} is not installed for {host.python}: install it, {fix}"
+        if not theirs[package] and (mine[package] or package == "torch"):
+            yield f"{package} is not installed for {host.python}"
 
 
-def _different(
-    report: HostsReport, values: Sequence[Any], describe: Callable[[Any], str]
-) -> Iterator[tuple[str, str]]:
+def _different(report: HostsReport, values: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the hosts whose value differs from that of most hosts."""
-    usual = Counter(values).most_common(1)[0][0] if values else None
+    usual = Counter(values).most_common(1)[0][0] if values else ""
     for (name, _), value in zip(report.answered, values, strict=True):
         if value != usual:
-            yield name, f"{describe(value)}, unlike the other hosts ({describe(usual)})"
+            yield name, f"it has {value}, unlike the other hosts ({usual})"
 
 
 def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
     """Check that each host of a slice takes part once: its chips start together or not at all."""
+    numbers = [host.machine.worker or 0 for _, host in report.answered]
     for name, host in report.answered:
         machine = host.machine
         if machine.devices_per_chip > 1:
@@ -335,39 +255,71 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
                 f"each chip of a {machine.accelerator_type} has several devices, which torch_xla "
                 "drives from threads of one process; tpunb does not support this at a place",
             )
-        if machine.workers != len(report.names):
+        if machine.workers != len(report.names) or numbers.count(machine.worker or 0) > 1:
             yield (
                 name,
-                (
-                    f"it is one of the {machine.workers} hosts of a {machine.accelerator_type}, "
-                    f"but the place names {len(report.names)}: name all hosts of the slice"
-                ),
+                f"it is worker {machine.worker} of the {machine.workers} hosts of a "
+                f"{machine.accelerator_type}: the place must name each host of one slice once",
             )
-    workers = Counter(host.machine.worker for _, host in report.answered)
-    for name, host in report.answered:
-        if workers[host.machine.worker] > 1:
+        if taken := [port for port in host.taken if RANK_PORT <= port < SYSTEM_PORT]:
             yield (
                 name,
-                f"it reports worker number {host.machine.worker}, like another host: name the "
-                "hosts of one slice only",
-            )
-        if taken := [port for port in host.taken if port >= RANK_PORT]:
-            yield (
-                name,
-                (
-                    f"port {', '.join(map(str, taken))}, which torch_xla's ranks need, is in use: "
-                    "another program uses this TPU. End it, or wait for it"
-                ),
+                f"port {', '.join(map(str, taken))}, which torch_xla's ranks need, is in use: "
+                "another program uses this TPU. End it, or wait for it",
             )
 
 
-def _notes(report: HostsReport) -> Iterator[tuple[str, str]]:
-    mine = installed_versions()
+def _reach_problems(transport: Transport, report: HostsReport) -> Iterator[tuple[str, str]]:
+    """Let each host listen at its ports of a run, and connect to all others."""
+    settings, hosts = report.place.host_settings, [host for _, host in report.answered]
+    wanted = [set(_run_ports(host.machine)) for host in hosts]
+    wanted[0] |= set(store_ports(settings.port))
+    pairs = list(zip(hosts, wanted, strict=True))
+    asked = {
+        "listening": {host.address: sorted(ports - {*host.taken}) for host, ports in pairs},
+        "seconds": PATIENCE,
+    }
+    command = _probe_command(settings)
+    orders = {
+        index: (command, json.dumps({**asked, "address": host.address}).encode())
+        for index, host in enumerate(hosts)
+    }
+    names = {host.address: name for name, host in report.answered}
+    for index, answer in ask_hosts(transport, orders).items():
+        try:
+            unreached = _read_probe(answer)
+        except ValueError as error:
+            yield report.names[index], str(error)
+            continue
+        found: dict[str, list[str]] = {}
+        for address, number in unreached:
+            found.setdefault(names[address], []).append(str(number))
+        for other, numbers in found.items():
+            yield (
+                report.names[index],
+                f"it cannot reach {other} at port {', '.join(numbers)}: allow this traffic between "
+                "the hosts (firewall rules, security groups)",
+            )
+
+
+def _table(report: HostsReport) -> list[str]:
+    """A line for each host that has answered, below their heads."""
+    versions = ("python", *probe.PACKAGES)
+    rows: list[tuple[str, ...]] = [("host", "address", "device", "worker", *versions)]
     for name, host in report.answered:
-        if abs(host.skew) > MOST_SKEW + host.skew_error:
-            ahead = "ahead of" if host.skew > 0 else "behind"
-            yield name, f"its clock is {abs(host.skew):.0f} s {ahead} this machine's"
-        for package in ("torch", "torch_xla"):
-            theirs, ours = _public(host.versions.get(package, "")), _public(mine[package])
-            if theirs and ours and theirs != ours:
-                yield name, f"it has {package} {theirs}, and this kernel {ours}"
+        machine = host.machine
+        device = f"{machine.chips} {machine.accelerator_type or 'TPU'}" * (machine.chips > 0)
+        rows.append(
+            (
+                name,
+                host.address,
+                device or machine.device,
+                str(machine.worker) if machine.workers > 1 else "-",
+                *(host.versions[package] or "-" for package in versions),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

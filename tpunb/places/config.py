@@ -9,21 +9,24 @@
 The file is searched for in the working directory and its parents, up to the one with `.git` or the
 home folder, and then as `tpunb/places.toml` in the user's configuration folder ($XDG_CONFIG_HOME,
 ~/.config). A place of the project hides a place of the user with the same name.
+
+A kind of place is a dataclass: its fields are the keys, with their types; those without a default
+are required.
 """
 
 from __future__ import annotations
 
-import difflib
+import errno
+import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from tpunb.places.errors import PlaceError
-from tpunb.places.slices import ACCELERATORS, Slice, find_slice
 from tpunb.utils import files, owners, records
 
 if sys.version_info >= (3, 11):
@@ -38,6 +41,16 @@ PORT = 8460
 """Default port at which host 0 listens for the others. The ports for the rendezvous and the ranks'
 store stay below 8471, where libtpu listens if one process drives a host (SPMD), and below the
 ports of torch_xla's ranks."""
+_FORMS = {
+    # Each program that reads a relative path would start from another folder.
+    "folder": (r"(/|~(/|$)).*", "an absolute path or one below ~/"),
+    "checkpoints": (r"(/|[a-z0-9]+://).*", "an absolute path or a URL"),
+    # rsync would take a name with a dash at the start for an option.
+    "hosts": (r"[^\s/-][^\s/]*", "[USER@]HOST, as for ssh"),
+    "topology": (r"[1-9]\d*(x[1-9]\d*){1,2}", 'chips along each side, as in "4x4"'),
+    "chips_per_host": (r"[148]", "1, 4 or 8"),
+}
+"""Regular expressions for values of keys, and what they accept."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class Settings:
     """Settings of a place."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SavingSettings(Settings):
     """Settings of places whose runs tpunb tells where to save."""
 
@@ -53,78 +66,77 @@ class SavingSettings(Settings):
     """Where `tpunb.save` writes and `tpunb.load` reads: a folder that all hosts share, or a URL."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HostSettings(SavingSettings):
     """Settings of every place with existing hosts."""
 
     python: str = "python3"
-    """The interpreter on each host; with `environment = "make"`, that of the new environment."""
+    """The interpreter on each host."""
     folder: str = "~/.tpunb"
-    """The folder on each host for runs, files and environments."""
+    """The folder on each host for runs and files."""
     files: tuple[str, ...] = ()
     """Files and folders to copy to the hosts, relative to `places.toml` or the working directory:
     paths or patterns; `- PATTERN` leaves out what matches below them, as in rsync's filters."""
-    environment: Literal["check", "make"] = "check"
-    """Whether the hosts' packages are only compared with the local ones, or installed with uv."""
     cores: int | None = None
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
     port: int = PORT
-    ask_above: float | None = None
-    """Ask before a run that may cost more dollars. None: never ask."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SshSettings(HostSettings):
     """`kind = "ssh"`: hosts, named as for ssh."""
 
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class GcloudTpuSettings(HostSettings):
-    """`kind = "gcloud-tpu"`: a TPU VM of one or more hosts."""
+@dataclass(frozen=True, kw_only=True)
+class GcloudSettings(HostSettings):
+    """`kind = "gcloud-tpu"`, a TPU VM of one or more hosts, or `"gcloud-mig"`, the VMs of a
+    managed instance group.
+    """
 
-    name: str = ""
-    zone: str = ""
+    name: str
+    zone: str
     project: str = ""
     internal_ip: bool = False
     """Connect to the hosts' internal addresses, from a machine in the same network."""
-
-
-@dataclass(frozen=True)
-class GcloudMigSettings(GcloudTpuSettings):
-    """`kind = "gcloud-mig"`: the VMs of a managed instance group."""
-
     tunnel: bool = False
     """Connect through Identity-Aware Proxy, for VMs without an external address."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobSetSettings(SavingSettings):
     """`kind = "jobset"`: a Kubernetes cluster with TPUs, for `tpunb submit --manifest`."""
 
-    accelerator: str = ""
-    """'v6e': one of `slices.ACCELERATORS`."""
-    topology: str = ""
+    accelerator: Literal["v5e", "v5p", "v6e", "tpu7x"]
+    topology: str
     """'4x4': chips along each side."""
-    image: str = ""
+    image: str
     """Container image with tpunb, torch, torch_xla or torch_tpu, and the notebook's packages."""
     chips_per_host: int | None = None
-    """Needed if the topology leaves a choice; None: 4, or 1 for a single chip."""
-    namespace: str = ""
-    """'': that of kubectl's context."""
+    """8 for a host with all chips of `2x4`; None: 4, or 1 for a single chip."""
     queue: str = ""
     """Kueue's LocalQueue; without one the pods start as soon as the cluster has room."""
     service_account: str = ""
     """Kubernetes service account of the pods, for access to a bucket."""
 
     @property
-    def slice(self) -> Slice:
-        """The slice of a run. Raises ValueError: see `find_slice`."""
-        return find_slice(self.accelerator, self.topology, self.chips_per_host)
+    def all_chips(self) -> int:
+        """Chips of the slice."""
+        return math.prod(map(int, self.topology.split("x")))
+
+    @property
+    def chips(self) -> int:
+        """Chips of each host."""
+        return self.chips_per_host or min(self.all_chips, 4)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the slice, each a pod."""
+        return max(1, self.all_chips // self.chips)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KaggleSettings(Settings):
     """`kind = "kaggle"`: Kaggle, for `tpunb submit`."""
 
@@ -132,52 +144,16 @@ class KaggleSettings(Settings):
     """Kaggle's name of the accelerator; "": none, for a rehearsal on the session's processors."""
     session_hours: float = 9.0
     """Hours after which Kaggle ends the session. It has its own limit, too, 9 hours with a TPU."""
-    internet: bool = True
-    """Whether the session has internet access, with which the notebook installs tpunb."""
 
 
 KINDS: Mapping[str, type[Settings]] = {
     "ssh": SshSettings,
-    "gcloud-tpu": GcloudTpuSettings,
-    "gcloud-mig": GcloudMigSettings,
+    "gcloud-tpu": GcloudSettings,
+    "gcloud-mig": GcloudSettings,
     "jobset": JobSetSettings,
     "kaggle": KaggleSettings,
 }
-_NEEDED = {
-    "ssh": {"hosts": 'hosts = ["10.0.0.2", "10.0.0.3"]'},
-    "gcloud-tpu": {"name": 'name = "my-tpu"', "zone": 'zone = "us-west4-a"'},
-    "gcloud-mig": {"name": 'name = "my-group"', "zone": 'zone = "us-west4-a"'},
-    "jobset": {
-        "accelerator": 'accelerator = "v6e"',
-        "topology": 'topology = "4x4"',
-        "image": 'image = "us-docker.pkg.dev/my-project/my-repository/tpunb"',
-    },
-    "kaggle": {},
-}
-"""Required keys of each kind, with an example."""
-_WHOLE = {
-    "folder": (re.compile(r"/|~(?:/|$)"), '"~/tpunb" or "/mnt/disk/tpunb"'),
-    "checkpoints": (
-        re.compile(r"/|[a-z0-9]+://"),
-        '"/mnt/shared/checkpoints" or "gs://bucket/run"',
-    ),
-}
-"""Paths on the hosts, which must be absolute: how they begin, with examples."""
-_EXAMPLES = {
-    tuple[str, ...]: '["…", "…"]',
-    str: '"…"',
-    int | None: "4",
-    int: "8460",
-    float | None: "20",
-    float: "3600",
-    bool: "true",
-    Literal["check", "make"]: '"check" or "make"',
-}
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_HOST = re.compile(r"[A-Za-z0-9_\[:][^\s/]*")
-"""A host for ssh, without a dash at the start: ssh would take it for an option."""
-_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A name in Kubernetes: a label of RFC 1123."""
+_TYPES = {str: "a text", tuple[str, ...]: "a list of texts", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -210,15 +186,13 @@ class PlaceConfig:
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON values, for the run folder."""
-        own = {item.name: getattr(self.settings, item.name) for item in fields(self.settings)}
-        return {"name": self.name, "kind": self.kind, "file": str(self.file), "settings": own}
+        return {**asdict(self), "file": str(self.file)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlaceConfig:
         """The inverse of `to_json`. Raises ValueError."""
         try:
-            kind = KINDS[data["kind"]]
-            settings = records.build(kind, data["settings"])
+            settings = records.build(KINDS[data["kind"]], data["settings"])
             return cls(str(data["name"]), str(data["kind"]), Path(data["file"]), settings)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a place: {error}") from None
@@ -229,26 +203,30 @@ def find_place(name: str, folder: Path) -> PlaceConfig:
 
     Raises PlaceError if no file describes it, or if its entry is invalid.
     """
-    known: dict[str, Path] = {}
-    files = list(_files(folder))
-    for file in files:
+    known: set[str] = set()
+    for file in (found := _files(folder)):
         places = _read(file)
         if name in places:
             return _parse(file, name, places[name])
-        known.update(dict.fromkeys(places, file))
-    if not files:
-        user = _user_file()
+        known.update(places)
+    if not found:
         raise PlaceError(
-            f"there is no {FILE} in {folder} or its parents, nor {user}. Create one:\n"
-            f'[places.{name}]\nkind = "ssh"\nhosts = ["10.0.0.2", "10.0.0.3"]',
-            folder / FILE,
+            f"there is no {FILE} in {folder} or its parents, nor {_user_file()}. Create one:\n"
+            f'[places.{name}]\nkind = "ssh"\nhosts = ["10.0.0.2", "10.0.0.3"]'
         )
-    listed = ", ".join(map(str, files))
+    listed, names = ", ".join(map(str, found)), ", ".join(sorted(known)) or "none"
+    raise PlaceError(f"{listed}: no place is named {name!r} (places: {names})")
+
+
+def find_hosts_place(name: str, folder: Path) -> PlaceConfig:
+    """Find a place with existing hosts like `find_place`. Raises PlaceError for another kind."""
+    place = find_place(name, folder)
+    if isinstance(place.settings, HostSettings):
+        return place
+    more = " --manifest > run.yaml`, which kubectl runs" if place.kind == "jobset" else "`"
     raise PlaceError(
-        f"{listed}: no place is named {name!r}{_meant(name, known)} (places: "
-        f"{', '.join(sorted(known)) or 'none'})",
-        files[0],
-        f"places.{name}",
+        f'place {name} is of kind "{place.kind}", which takes whole notebooks: '
+        f"`tpunb submit NB.ipynb --on {name}{more}"
     )
 
 
@@ -268,115 +246,50 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The places of a file. Raises PlaceError."""
-    what = ""
+    """The places of a file of this user, who decides where code is sent. Raises PlaceError."""
     try:
         if not owners.is_trusted(file.lstat()):
-            what = "is a link of another user" if file.is_symlink() else "belongs to another user"
-        else:  # its target, if it is a link of this user
-            data = tomllib.loads(files.read_text(file.resolve()))
-    except PermissionError as error:
-        what = f"is {error.strerror}"
+            raise PermissionError(errno.EPERM, "another user's file")
+        data = tomllib.loads(files.read_text(file.resolve()))  # it may be a link of this user
     except OSError as error:
-        raise PlaceError(f"{file} cannot be read: {error.strerror}", file) from None
+        raise PlaceError(f"{file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlaceError(f"{file} is not valid TOML: {error}", file) from None
-    if what:
-        raise PlaceError(
-            f"{file} {what}, and could send your code to hosts of their choice. "
-            "Create a file of your own",
-            file,
-        )
-    for key in data:
-        if key != "places":
-            meant = _meant(key, ["places"]) or " (only [places.NAME] tables are allowed)"
-            raise PlaceError(f"{file}: unknown table {key!r}{meant}", file, key)
-    places = data.get("places", {})
-    if not isinstance(places, dict):
-        raise PlaceError(f"{file}: places is not a table: write [places.NAME]", file, "places")
+        raise PlaceError(f"{file} is not valid TOML: {error}") from None
+    places = data.pop("places", {})
+    if data or not isinstance(places, dict):
+        raise PlaceError(f"{file}: only [places.NAME] tables are allowed")
     return places
 
 
 def _parse(file: Path, name: str, table: object) -> PlaceConfig:
-    where = f"places.{name}"
-
-    def wrong(key: str, problem: str) -> PlaceError:
-        at = f"{where}.{key}" if key else where
-        return PlaceError(f"{file}: {at}{problem}", file, at)
-
-    if not _NAME.fullmatch(name):
-        raise wrong("", ": a place's name consists of letters, digits, dashes and dots")
-    if not isinstance(table, dict):
-        raise wrong("", f" is not a table: write [{where}]")
-    kinds = " or ".join(f'"{kind}"' for kind in KINDS)
-    if "kind" not in table:
-        raise wrong("kind", f" is missing: write kind = {kinds}")
-    kind = table["kind"]
-    if kind not in KINDS:
-        meant = _meant(str(kind), KINDS)
-        raise wrong("kind", f" = {kind!r} is unknown{meant}: write kind = {kinds}")
-    values: dict[str, Any] = {}
+    where = f"{file}: places.{name}"
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or not isinstance(kind, str) or kind not in KINDS:
+        kinds = " or ".join(f'"{known}"' for known in KINDS)
+        raise PlaceError(f"{where}: write [places.{name}] and below it kind = {kinds}")
     made: Any = KINDS[kind]
-    types = records.hints(made)
-    for key, value in table.items():
-        if key == "kind":
-            continue
+    types, values = records.hints(made), {k: v for k, v in table.items() if k != "kind"}
+    for key, value in values.items():
         if key not in types:
             keys = f'(keys of kind "{kind}": {", ".join(types)})'
-            raise wrong(key, f" is unknown{_meant(key, types)} {keys}")
+            raise PlaceError(f"{where}.{key} is unknown {keys}")
+        form, what = _FORMS.get(key, (".*", ""))
         try:
-            values[key] = records.convert(types[key], value)
+            values[key] = converted = records.convert(types[key], value)
         except ValueError:
-            example = _EXAMPLES.get(types[key], '"…"')
-            raise wrong(key, f" = {value!r} has the wrong type: write {key} = {example}") from None
-    for key, example in _NEEDED[kind].items():
-        if not values.get(key):
-            raise wrong(key, f" is missing: write {example}")
-    for key, (whole, example) in _WHOLE.items():
-        # Each program that reads a relative path would start from another folder.
-        if (path := values.get(key)) and not whole.match(path):
-            raise wrong(key, f" = {path!r} is not an absolute path: write {key} = {example}")
-    settings = made(**values)
-    for key, problem in _wrong_values(settings):
-        raise wrong(key, problem)
-    return PlaceConfig(name, kind, file, settings)
+            what = _describe(types[key])
+            raise PlaceError(f"{where}.{key} = {value!r}: write {what}") from None
+        for each in converted if isinstance(converted, tuple) else (converted,):
+            if not re.fullmatch(form, str(each)):
+                raise PlaceError(f"{where}.{key} = {each!r}: write {what}")
+    for item in fields(made):
+        if item.default is MISSING and not values.get(item.name):
+            raise PlaceError(f"{where}.{item.name} is missing: {_describe(types[item.name])}")
+    return PlaceConfig(name, kind, file, made(**values))
 
 
-def _wrong_values(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield keys with an invalid value, and what is wrong with it."""
-    match settings:
-        case SshSettings(hosts=hosts):
-            for host in hosts:
-                if not _HOST.fullmatch(host):
-                    then = "write it as for ssh, [USER@]HOST"
-                    yield "hosts", f": {host!r} is not a host name: {then}"
-                if hosts.count(host) > 1:
-                    yield "hosts", f" names {host!r} twice"
-        case KaggleSettings(session_hours=hours) if hours < 0.1:
-            limit = "(Kaggle ends a session with a TPU after 9)"
-            yield "session_hours", f" = {hours!r}: write at least 0.1 hours {limit}"
-        case JobSetSettings() if (found := _wrong_in(settings)) is not None:
-            key, problem = found
-            yield key, f" = {getattr(settings, key)!r}{problem}"
-
-
-def _wrong_in(settings: JobSetSettings) -> tuple[str, str] | None:
-    """The invalid key of a place of kind "jobset", and its problem; None if all are valid."""
-    try:
-        _ = settings.slice
-    except ValueError as error:
-        key, known = error.args
-        meant = _meant(settings.accelerator, ACCELERATORS) if key == "accelerator" else ""
-        return key, f" does not exist{meant} ({known})"
-    for key in ("namespace", "queue", "service_account"):
-        value = getattr(settings, key)
-        if value and not _OBJECT.fullmatch(value):
-            return key, ": a name in Kubernetes consists of lower-case letters, digits and dashes"
-    if re.search(r"\s", settings.image):
-        return "image", ": an image's name must not contain spaces"
-    return None
-
-
-def _meant(word: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _describe(hint: Any) -> str:
+    """A type for people: 'a text', '"v5e" or "v6e"'."""
+    if get_origin(hint) is Literal:
+        return " or ".join(f'"{each}"' for each in get_args(hint))
+    return _TYPES.get(hint, "a number")

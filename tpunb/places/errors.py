@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import MOST_HOSTS
-from tpunb.utils.tools import ToolError
 
 
 class PlaceError(TpunbError):
-    """A place cannot be used as `places.toml` describes it.
-
-    `file` is the file to correct, `key` the key in it ('places.pod.hosts').
-    """
-
-    def __init__(self, reason: str, file: Path | None = None, key: str = "") -> None:
-        super().__init__(reason, file, key)
-        self.reason = reason
-        self.file = file
-        self.key = key
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-@contextmanager
-def as_place_error(kind: type[PlaceError] = PlaceError) -> Iterator[None]:
-    """Context manager: raise the ToolError of a block as an error of a place."""
-    try:
-        yield
-    except ToolError as error:
-        raise kind(str(error)) from None
+    """A place cannot be used as `places.toml` describes it."""
 
 
 class HostsError(TpunbError):

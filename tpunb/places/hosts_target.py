@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, TypeAlias
 
+from tpunb.machine.environment import EnvChange
 from tpunb.machine.machine import Machine
-from tpunb.places import check, environment, transfer
-from tpunb.places.check import HostsReport, interpreter
-from tpunb.places.config import PlaceConfig
-from tpunb.places.errors import HostsError, PlaceError, list_hosts
-from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
-from tpunb.places.target import Estimate, Target
+from tpunb.places import check, transfer
+from tpunb.places.check import HostsReport, quote
+from tpunb.places.config import PlaceConfig, find_hosts_place
+from tpunb.places.errors import HostsError, list_hosts
+from tpunb.places.place import HostsRun, place_of
+from tpunb.places.target import LocalTarget
 from tpunb.places.transport import Transport, make_transport
 from tpunb.runs.directory import RunDir
 from tpunb.runs.protocol import NodeCommand, Pod, StartNode
-from tpunb.runs.spec import Device, RunSpec
+from tpunb.runs.spec import Price, RunSpec
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.tools import StoppedError
 
 _SAVES = re.compile(r"\btpunb\.(?:save|load)\b")
 
 
 @dataclass(frozen=True)
-class HostsTarget(Target):
+class HostsTarget:
     """The hosts of a place, in order of node rank, which have answered and fit each other."""
 
     place: PlaceConfig
@@ -36,6 +40,8 @@ class HostsTarget(Target):
     """The local folder from which files are copied."""
     cwd: Path
     """The local working directory: `root` or a folder below it."""
+    kernel: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Hosts have an environment of their own."""
 
     @property
     def place_name(self) -> str:
@@ -46,20 +52,16 @@ class HostsTarget(Target):
         return self.report.names
 
     @property
-    def device(self) -> Device:
-        return self.report.device
-
-    @property
-    def local_cores(self) -> int:
-        return self.report.local_cores
+    def price(self) -> Price | None:
+        return self.report.first.price  # that of the whole slice
 
     def machine(self, here: Machine) -> Machine:
-        host = self.report.answered[0][1].machine
+        host = self.report.first.machine
         return replace(
             here,
             platform=self.place.kind,
             kind=f"place {self.place.name}",
-            device=self.device,
+            device=host.device,
             generation="",
             workers=len(self.hosts),
             chips=host.chips,
@@ -68,7 +70,7 @@ class HostsTarget(Target):
         )
 
     def choose_cores(self, wanted: int | str | None) -> int:
-        hosts, local = len(self.hosts), self.local_cores
+        hosts, local = len(self.hosts), self.report.local_cores
         if wanted in (None, "all"):
             return hosts * local
         cores = int(wanted or 0)
@@ -77,15 +79,18 @@ class HostsTarget(Target):
                 f"{cores} cores: place {self.place.name} has {hosts} hosts with the same number "
                 f"of ranks each, so --cores must be a multiple of {hosts}"
             )
-        if self.device == "TPU" and cores != hosts * local:
+        if self.report.first.machine.device == "TPU" and cores != hosts * local:
             raise ValueError(
                 f"{cores} cores: place {self.place.name} has {hosts * local} chips, which start "
                 "together or not at all (--cores all)"
             )
         return cores
 
-    def checkpoints(self, run_id: str) -> str | None:
-        return self.place.checkpoints(run_id) or None
+    def environment(self, asked: Mapping[str, str]) -> tuple[dict[str, str], tuple[EnvChange, ...]]:
+        return dict(asked), ()
+
+    def checkpoints(self, run_id: str) -> str:
+        return self.place.checkpoints(run_id)
 
     @property
     def work(self) -> str:
@@ -94,21 +99,15 @@ class HostsTarget(Target):
         name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
         return f"{self.place.host_settings.folder.rstrip('/')}/projects/{name}-{key}"
 
-    def there(self, path: Path) -> str | None:
-        """The hosts' path for a local path; None for a path that is not copied."""
-        if not path.is_relative_to(self.root):
-            return None
-        inside = path.relative_to(self.root).as_posix()
-        return self.work if inside == "." else f"{self.work}/{inside}"
-
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """Return only entries of `sys.path` that are copied; the hosts' own packages follow."""
-        cwd = self.there(self.cwd)
-        own = [self.there(Path(entry or self.cwd).absolute()) for entry in entries]
-        path = dict.fromkeys(
-            entry for entry in (cwd, *own) if entry is not None and "/site-packages" not in entry
-        )
-        return cwd or self.work, tuple(path)
+        local = [self.cwd, *(Path(entry or self.cwd).absolute() for entry in entries)]
+        copied = [
+            f"{self.work}/{path.relative_to(self.root).as_posix()}".removesuffix("/.")
+            for path in local
+            if path.is_relative_to(self.root) and "site-packages" not in path.parts
+        ]
+        return copied[0], tuple(dict.fromkeys(copied))
 
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
@@ -121,47 +120,26 @@ class HostsTarget(Target):
             )
         return shared or f"{HostsRun.read(run).folders[0]}/checkpoints"
 
-    @property
-    def estimate(self) -> Estimate:
-        price = self.report.price
-        known = price is not None or self.device == "CPU"
-        unknown = "" if known else f"the price list does not cover the hosts of {self.place.name}"
-        return Estimate(price, unknown)
-
-    @property
-    def ask_above(self) -> float | None:
-        return self.place.host_settings.ask_above
-
     def notes(self, script: str) -> list[str]:
-        known = [f"{host}: {what}" for host, what in self.report.notes()]
         shared = self.place.host_settings.checkpoints
         if shared or len(self.hosts) == 1 or not _SAVES.search(script):
-            return known
+            return []
         return [
-            *known,
             "each host keeps its own checkpoints, and rank 0's are on "
             f"{self.hosts[0]} only: to resume, name a folder that all hosts share, or a URL, "
             f"as `checkpoints` of [places.{self.place.name}]",
         ]
 
     def placed(self, run_id: str) -> HostsRun:
-        """Decide where a new run will be. Raises PlaceError if the place cannot take it."""
-        port = self.report.rendezvous_port()
-        if port is None:
-            raise PlaceError(
-                f"port {self.place.host_settings.port} and the next ones are in use on "
-                f"{self.hosts[0]}: name another `port` in [places.{self.place.name}]",
-                self.place.file,
-                f"places.{self.place.name}.port",
-            )
+        """Decide where a new run will be."""
         reports = [host for _, host in self.report.answered]
         return HostsRun(
             self.place,
-            tuple(self.transport.hosts),
+            self.transport.hosts,
             tuple(host.address for host in reports),
             tuple(f"{host.folder}/runs/{run_id}" for host in reports),
-            interpreter(self.place.host_settings),
-            port,
+            quote(self.place.host_settings.python),
+            self.place.host_settings.port,
             str(self.root),
             self.work,
             rsync=all(host.rsync for host in reports),
@@ -182,27 +160,30 @@ class HostsTarget(Target):
         )
 
 
-def find_hosts(place: PlaceConfig, cwd: Path, say: Say, cancelled: Check) -> HostsTarget:
-    """Query the hosts of a place, make their environment if that is configured, and compare them.
+Target: TypeAlias = LocalTarget | HostsTarget
+"""What takes a run; `LocalTarget` describes its attributes and methods."""
 
-    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and Cancelled.
+
+def find_hosts(
+    name: str, cwd: Path, say: Callable[[str], None], cancelled: Callable[[], bool]
+) -> HostsTarget:
+    """Query the hosts of the place `name`, and compare them; `say` is called with progress.
+
+    Raises PlaceError, HostsError for hosts that do not answer or do not fit, and TpunbError if
+    `cancelled` returns True or the interrupt key is pressed.
     """
-    name = place.name
+    place = find_hosts_place(name, cwd)
     say(f"looking for the hosts of place {name}")  # queries gcloud
-    transport = make_transport(place)
-    hosts = list_hosts([target.rpartition("@")[2] for target in transport.hosts])
-    say(f"waiting for the hosts of place {name} to answer: {hosts}")
-    report = check.ask(place, transport, cancelled=cancelled)
-    if place.host_settings.environment == "make" and not report.silent and not cancelled():
-        environment.make_environment(transport, report, say, cancelled)
-        say(f"comparing the hosts of place {name}: {hosts}")
+    try:
+        transport = make_transport(place)
+        hosts = list_hosts([target.rpartition("@")[2] for target in transport.hosts])
+        say(f"waiting for the hosts of place {name} to answer: {hosts}")
         report = check.ask(place, transport, cancelled=cancelled)
-    if cancelled():
-        raise Cancelled
-    order = report.order()
-    report = report.ordered()
+        if cancelled():
+            raise StoppedError
+    except StoppedError:
+        raise TpunbError("interrupted before the run began: nothing was started") from None
     if problems := report.problems():
         raise HostsError(name, tuple(problems))
     say(f"the hosts of place {name} have answered: {hosts}")
-    transport.reorder(order)
     return HostsTarget(place, report, transport, place.root(cwd), cwd)

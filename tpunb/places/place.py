@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 from tpunb.places.config import PlaceConfig
 from tpunb.runs.directory import RunDir
 from tpunb.utils import files, records
-
-Say = Callable[[str], None]
-"""Called with progress messages for people who wait."""
-Check = Callable[[], bool]
-"""Returns True once the result is no longer wanted."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,3 @@ def place_of(run: RunDir) -> PlaceConfig | None:
         return PlaceConfig.from_json(records.read_dict(run.place)["place"])
     except KeyError:
         return None
-
-
-class Cancelled(Exception):  # noqa: N818 (not an error)
-    """The start was abandoned because a stop was requested."""

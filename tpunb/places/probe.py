@@ -1,13 +1,15 @@
 """Reports a host's facts: run on the host by its own Python, with or without tpunb installed.
 
 Sent to the host as text, so it imports nothing of tpunb at the top. Standard input: a JSON object
-with "folder" (of the runs) and "ports"; standard output: a line that begins with `MARK`, then JSON.
+with the arguments of `report` or `reach`; standard output: a line that begins with `MARK`, then
+JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
-import glob
 import json
 import os
 import shutil
@@ -17,7 +19,31 @@ import time
 from importlib import metadata
 
 MARK = "tpunb-host: "
-PACKAGES = ("tpunb", "torch", "torch_xla", "libtpu")
+PACKAGES = ("tpunb", "torch", "torch_xla", "torch_tpu")
+
+
+def report(folder: str, ports: list[int]) -> None:
+    """Print the facts; `folder`: of the runs, `ports`: which of these are taken."""
+    # Address and port of the user's machine, then those at which this host was reached.
+    reached = os.environ.get("SSH_CONNECTION", "").split()
+    address = reached[2] if len(reached) == 4 else "127.0.0.1"
+    say(
+        {
+            "address": address,
+            "python": sys.executable,
+            "versions": versions(),
+            **machine(),
+            "folder": os.path.abspath(os.path.expanduser(folder)),
+            "taken": [port for port in ports if is_taken(address, port)],
+            "rsync": shutil.which("rsync") or "",
+            "time": time.time(),
+        }
+    )
+
+
+def say(facts: object) -> None:
+    """Print an answer: a login shell may have printed something before."""
+    print("\n" + MARK + json.dumps(facts), flush=True)
 
 
 def versions() -> dict[str, str]:
@@ -48,47 +74,58 @@ def machine() -> dict[str, object]:
     }
 
 
-def existing(path: str) -> str:
-    """The folder, or its nearest parent that exists."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
+def is_taken(address: str, port: int) -> bool:
+    """True if the port cannot be listened on."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError:
+        return True
+    return False
 
 
-def taken(address: str, ports: list[int]) -> list[int]:
-    """The ports that cannot be listened on."""
-    busy = []
-    for port in ports:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError:
-                busy.append(port)
-    return busy
+async def reach(address: str, listening: dict[str, list[int]], seconds: float) -> None:
+    """Listen, connect to all other hosts, and print the [address, port] that were not reached.
+
+    `listening`: the ports of every host, by address. Ends when all others have connected to all
+    ports of this host, or after `seconds`.
+    """
+    end = time.monotonic() + seconds
+    left = len(listening[address]) * (len(listening) - 1)
+    all_came = asyncio.Event()
+
+    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        left -= 1
+        writer.close()
+        if not left:
+            all_came.set()
+
+    for port in listening[address]:
+        await asyncio.start_server(accept, address, port)
+    others = [(to, port) for to in listening if to != address for port in listening[to]]
+    reached = await asyncio.gather(*(is_reached(*other, end) for other in others))
+    say([other for other, well in zip(others, reached, strict=True) if not well])
+    if left:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(all_came.wait(), max(0.0, end - time.monotonic()))
 
 
-def main() -> None:
-    asked = json.loads(sys.stdin.read())
-    folder = os.path.abspath(os.path.expanduser(asked["folder"]))
-    # Address and port of the user's machine, then those at which this host was reached.
-    reached = os.environ.get("SSH_CONNECTION", "").split()
-    address = reached[2] if len(reached) == 4 else "127.0.0.1"
-    said = {
-        "host": socket.gethostname(),
-        "address": address,
-        "python": sys.executable,
-        "versions": versions(),
-        **machine(),
-        "folder": folder,
-        "chips_seen": bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*")),
-        "free": shutil.disk_usage(existing(folder)).free,
-        "taken": taken(address, asked["ports"]),
-        "rsync": shutil.which("rsync") or "",
-        "time": time.time(),
-    }
-    print("\n" + MARK + json.dumps(said), flush=True)
+async def is_reached(address: str, port: int, end: float) -> bool:
+    """True if a connection succeeds until `end`: the other host may begin to listen later."""
+    while (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            opened = asyncio.open_connection(address, port)
+            _, writer = await asyncio.wait_for(opened, left)
+            writer.close()
+            return True
+        await asyncio.sleep(0.1)
+    return False
 
 
 if __name__ == "__main__":
-    main()
+    asked = json.loads(sys.stdin.read())
+    if "listening" in asked:
+        asyncio.run(reach(**asked))
+    else:
+        report(**asked)

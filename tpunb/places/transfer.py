@@ -17,7 +17,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
@@ -25,7 +25,7 @@ from typing import IO, Literal
 from tpunb.places import archive, remote
 from tpunb.places.check import quote
 from tpunb.places.errors import HostsError, PlaceError
-from tpunb.places.place import Cancelled, Check, HostsRun, Say, place_of
+from tpunb.places.place import HostsRun, place_of
 from tpunb.places.transport import (
     Answer,
     Transport,
@@ -64,18 +64,13 @@ def send() -> None:
     try:
         placed, transport = _open(run)
         if placed.place.host_settings.files:
-            send_files(
-                transport,
-                placed,
-                lambda text: run.emit(Phase(PhaseKind.STARTING, text)),
-                lambda: False,
-            )
+            send_files(transport, placed, lambda text: run.emit(Phase(PhaseKind.STARTING, text)))
         data = archive.pack(archive.run_files(run, SENT))
         orders = {
             host: (receiver(placed.python, folder, data), data)
             for host, folder in enumerate(placed.folders)
         }
-        _raise_for(ask_hosts(transport, orders, timeout=LONGEST), placed, lambda: False)
+        _raise_for(ask_hosts(transport, orders, timeout=LONGEST), placed)
     except (TpunbError, OSError) as error:
         problems = error.problems if isinstance(error, HostsError) else ((None, str(error)),)
         print(json.dumps(problems))
@@ -123,7 +118,7 @@ def fetch_files(
             host: stack.enter_context(tempfile.TemporaryFile(dir=run.path)) for host in commands
         }
         answers = ask_hosts(transport, commands, timeout=LONGEST, into=archives)
-        _raise_for(answers, placed, lambda: False)
+        _raise_for(answers, placed)
         for host, packed in archives.items():
             try:
                 fetched += extract(packed, run.path, host, spec.ranks_on(host))
@@ -217,10 +212,9 @@ def _is_left_out(name: str, rules: Sequence[str]) -> bool:
 def send_files(
     transport: Transport,
     placed: HostsRun,
-    say: Say,
-    cancelled: Check,
+    say: Callable[[str], None],
 ) -> None:
-    """Copy the files of a place to all hosts. Raises HostsError, and Cancelled."""
+    """Copy the files of a place to all hosts; `say` is called with progress. Raises HostsError."""
     root = Path(placed.root)
     names = chosen_files(root, placed.place.host_settings.files)
     total = sum((root / name).stat().st_size for name in names)
@@ -232,9 +226,9 @@ def send_files(
     hosts = range(len(placed.hosts))
     by_rsync = [host for host in hosts if placed.rsync and transport.shell(host) is not None]
     if by_rsync and shutil.which("rsync") is not None:
-        _rsync(transport, placed, names, by_rsync, cancelled)
+        _rsync(transport, placed, names, by_rsync)
     else:
-        _send_changed(transport, placed, names, cancelled)
+        _send_changed(transport, placed, names)
 
 
 def _rsync(
@@ -242,7 +236,6 @@ def _rsync(
     placed: HostsRun,
     names: list[str],
     hosts: list[int],
-    cancelled: Check,
 ) -> None:
     listed = "\0".join(names).encode()
     commands = {}
@@ -260,19 +253,16 @@ def _rsync(
             f"--rsh={shlex.join(rsh)}", f"{placed.root}/", f"{name}:{_relative(placed.work)}/",
         ]  # fmt: skip
         commands[host] = (command, listed)
-    answers = run_commands(placed.hosts, commands, timeout=LONGEST, cancelled=cancelled)
+    answers = run_commands(placed.hosts, commands, timeout=LONGEST)
     # All of stderr: rsync's last two lines are the same for every reason.
     whole = {host: replace(a, problem=a.problem and a.errors) for host, a in answers.items()}
-    _raise_for(whole, placed, cancelled)
+    _raise_for(whole, placed)
 
 
 def _raise_for(
     answers: Mapping[int, Answer],
     placed: HostsRun,
-    cancelled: Check,
 ) -> None:
-    if cancelled():
-        raise Cancelled
     if problems := [(a.host, a.problem) for a in answers.values() if a.problem]:
         raise HostsError(placed.place.name, tuple(problems))
 
@@ -282,9 +272,7 @@ def _relative(folder: str) -> str:
     return folder[2:] if folder.startswith("~/") else folder
 
 
-def _send_changed(
-    transport: Transport, placed: HostsRun, names: list[str], cancelled: Check
-) -> None:
+def _send_changed(transport: Transport, placed: HostsRun, names: list[str]) -> None:
     root = Path(placed.root)
     hosts = range(len(placed.hosts))
     here = {}
@@ -293,8 +281,8 @@ def _send_changed(
         here[name] = [status.st_size, int(status.st_mtime)]
     command = remote_command(placed.python, "differing", placed.work)
     listed = json.dumps(here).encode()
-    answers = ask_hosts(transport, dict.fromkeys(hosts, (command, listed)), cancelled=cancelled)
-    _raise_for(answers, placed, cancelled)
+    answers = ask_hosts(transport, dict.fromkeys(hosts, (command, listed)))
+    _raise_for(answers, placed)
     packed: dict[tuple[str, ...], bytes] = {}
     orders = {}
     for host, answer in answers.items():
@@ -305,5 +293,5 @@ def _send_changed(
             packed[changed] = archive.pack({name: root / name for name in changed}, "gz")
         data = packed[changed]
         orders[host] = (receiver(placed.python, placed.work, data), data)
-    answers = ask_hosts(transport, orders, timeout=LONGEST, cancelled=cancelled)
-    _raise_for(answers, placed, cancelled)
+    answers = ask_hosts(transport, orders, timeout=LONGEST)
+    _raise_for(answers, placed)

@@ -1,9 +1,8 @@
 """Runs commands on the hosts of a place with ssh or gcloud: one process for each host.
 
 The user's own ssh configuration, agent, jump hosts and known hosts are used. Added are: no question
-for a password, and a keep-alive and a connect time-out unless they are configured. Standard input
-reaches the command on the host, also through gcloud (SDK 528: `tpu-vm ssh` and `compute ssh` leave
-it to the ssh that they start).
+for a password, a keep-alive and a connect time-out. Standard input reaches the command on the host,
+also through gcloud (SDK 528: `tpu-vm ssh` and `compute ssh` leave it to the ssh that they start).
 """
 
 from __future__ import annotations
@@ -26,35 +25,23 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from tpunb.places import remote
-from tpunb.places.config import (
-    GcloudMigSettings,
-    GcloudTpuSettings,
-    PlaceConfig,
-    SshSettings,
-)
-from tpunb.places.errors import PlaceError, as_place_error
+from tpunb.places.config import GcloudSettings, PlaceConfig, SshSettings
+from tpunb.places.errors import PlaceError
 from tpunb.utils import tools
 from tpunb.utils.tools import PATIENCE, StoppedError, ToolError, ToolProblem
 
-_DEFAULTS = {
-    "serveraliveinterval": ("0", "ServerAliveInterval=5"),
-    "connecttimeout": ("none", "ConnectTimeout=15"),
-}
-"""Values that `ssh -G` prints for options that are not configured, and the options then added.
-Three unanswered messages (ServerAliveCountMax, 3 by default) end a connection."""
-_FLAGS = ("-o", "BatchMode=yes")
+_OPTIONS = ("BatchMode=yes", "ServerAliveInterval=5", "ConnectTimeout=30")
+"""Options of ssh. Three unanswered messages (ServerAliveCountMax, 3 by default) end a
+connection: a host that vanishes is noticed within 20 s."""
 _TAIL = 4000
 """Bytes kept from the end of a command's stderr."""
-MOST = tools.MOST
-"""The most bytes that a host may answer."""
 
 
 class Transport(ABC):
     """How commands reach the hosts of a place."""
 
-    @property
-    @abstractmethod
-    def hosts(self) -> tuple[str, ...]:
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = tuple(hosts)
         """Names of the hosts, for people, in order of node rank."""
 
     @abstractmethod
@@ -65,175 +52,183 @@ class Transport(ABC):
         """The remote shell for rsync and the host's name; None if rsync cannot be used."""
         return None
 
-    def reorder(self, order: Sequence[int]) -> None:  # noqa: B027 (most have a fixed order)
+    def reorder(self, order: Sequence[int]) -> None:
         """Give the hosts new node ranks: `order` lists their present ones."""
+        self.hosts = tuple(self.hosts[index] for index in order)
 
 
 class SshTransport(Transport):
     """Hosts that are reached by plain ssh."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
-        self._hosts = list(hosts)
-        self._options: dict[str, list[str]] = {}
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(self._hosts)
-
-    def reorder(self, order: Sequence[int]) -> None:
-        self._hosts = [self._hosts[index] for index in order]
-
-    def _ssh(self, host: str) -> list[str]:
-        if host not in self._options:
-            self._options[host] = missing_options(host)
-        return ["ssh", "-T", *_FLAGS, *self._options[host]]
+    _SSH = ("ssh", "-T", *(f"-o{option}" for option in _OPTIONS))
 
     def command(self, host: int, remote: str) -> list[str]:
-        name = self._hosts[host]
-        return [*self._ssh(name), "--", name, remote]
+        return [*self._SSH, "--", self.hosts[host], remote]
 
     def shell(self, host: int) -> tuple[list[str], str] | None:
-        name = self._hosts[host]
-        return self._ssh(name), name
-
-
-def missing_options(host: str) -> list[str]:
-    """Options of ssh that the user's configuration does not set for this host.
-
-    Raises PlaceError if ssh cannot be called.
-    """
-    try:
-        printed = tools.call(["ssh", "-G", "--", host]).output
-    except ToolError as error:
-        if error.problem is not ToolProblem.FAILED:
-            raise PlaceError(str(error)) from None
-        printed = ""  # ssh itself will report what is wrong with the configuration
-    configured = dict(line.split(" ", 1) for line in printed.splitlines() if " " in line)
-    return [
-        word
-        for name, (unset, option) in _DEFAULTS.items()
-        if configured.get(name, unset) == unset
-        for word in ("-o", option)
-    ]
-
-
-@dataclass(frozen=True)
-class _Endpoint:
-    ipAddress: str  # noqa: N815 (as gcloud prints it, like the names below)
+        return list(self._SSH), self.hosts[host]
 
 
 @dataclass(frozen=True)
 class _TpuNode:
     """What `gcloud … tpu-vm describe` prints, as far as it is needed."""
 
-    state: str | None = None
-    networkEndpoints: tuple[_Endpoint, ...] | None = None  # noqa: N815
+    state: str = "unknown"
+    networkEndpoints: tuple[Any, ...] = ()  # noqa: N815 (as gcloud prints it)
 
 
 @dataclass(frozen=True)
 class _Instance:
     """A VM in the output of `gcloud … list-instances`."""
 
-    instanceStatus: str | None = None  # noqa: N815
-    name: str | None = None
-    instance: str | None = None
-
-    @property
-    def known_as(self) -> str:
-        return self.name or (self.instance or "").rpartition("/")[2]
+    instance: str
+    """Its URL."""
+    instanceStatus: str = "unknown"  # noqa: N815 (as gcloud prints it)
 
 
-class GcloudTpuTransport(Transport):
-    """The hosts of one TPU VM: their node rank is their worker number."""
+class GcloudTransport(Transport):
+    """The hosts of a TPU VM, in order of their worker numbers, or of a managed instance group."""
 
-    def __init__(self, settings: GcloudTpuSettings) -> None:
+    def __init__(self, settings: GcloudSettings, *, group: bool) -> None:
+        """Ask gcloud for the hosts. Raises PlaceError if they are not ready."""
         self._settings = settings
-        node = _ask_gcloud(
-            _TpuNode, "compute", "tpus", "tpu-vm", "describe", settings.name, *_where(settings)
-        )
-        endpoints = node.networkEndpoints or ()
-        if node.state != "READY" or not endpoints:
-            state = node.state or "no state"
+        project = [f"--project={settings.project}"] if settings.project else []
+        self._where = [f"--zone={settings.zone}", *project]
+        self._words: dict[str, list[str]]
+        """The words of gcloud that log in to a host, by its name."""
+        name, vms = settings.name, ("compute", "tpus", "tpu-vm")
+        if group:
+            told = self._ask(
+                tuple[_Instance, ...],
+                *("compute", "instance-groups", "managed", "list-instances", name),
+            )
+            names = sorted(each.instance.rpartition("/")[2] for each in told)
+            self._words = {each: ["compute", "ssh", each] for each in names}
+            states = {each.instanceStatus for each in told}
+        else:
+            node = self._ask(_TpuNode, *vms, "describe", name)
+            self._words = {
+                f"{name}-w{worker}": [*vms, "ssh", name, f"--worker={worker}"]
+                for worker in range(len(node.networkEndpoints))
+            }
+            states = {node.state}
+        if not self._words or states - {"READY", "RUNNING"}:
             raise PlaceError(
-                f"TPU VM {settings.name} is not ready (state: {state}): "
-                "check it with "
-                f"`gcloud compute tpus tpu-vm list {shlex.join(_where(settings))}`"
+                f"{name} is not ready: {len(self._words)} hosts, state "
+                f"{', '.join(sorted(states)) or 'unknown'}"
             )
-        self.addresses = tuple(endpoint.ipAddress for endpoint in endpoints)
+        super().__init__(list(self._words))
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(f"{self._settings.name}-w{number}" for number in range(len(self.addresses)))
+    def _ask(self, kind: Any, *words: str) -> Any:
+        """Return gcloud's answer as a value of a type. Raises PlaceError."""
+        command = ["gcloud", *words, *self._where, "--format=json"]
+        try:
+            return tools.read_json(kind, tools.call(command).output, shlex.join(command))
+        except ToolError as error:
+            raise PlaceError(str(error)) from None
 
     def command(self, host: int, remote: str) -> list[str]:
+        settings = self._settings
         return [
-            "gcloud", "compute", "tpus", "tpu-vm", "ssh", self._settings.name,
-            *_where(self._settings), f"--worker={host}", *_flags(self._settings),
+            "gcloud", *self._words[self.hosts[host]], *self._where, "--quiet",
+            *(["--internal-ip"] if settings.internal_ip else []),
+            *(["--tunnel-through-iap"] if settings.tunnel else []),
+            *(f"--ssh-flag=-o{option}" for option in _OPTIONS),
             f"--command={remote}",
         ]  # fmt: skip
-
-
-class GcloudMigTransport(Transport):
-    """The VMs of a managed instance group."""
-
-    def __init__(self, settings: GcloudMigSettings) -> None:
-        self._settings = settings
-        listed = _ask_gcloud(
-            tuple[_Instance, ...],
-            *("compute", "instance-groups", "managed", "list-instances", settings.name),
-            *_where(settings),
-        )
-        self._names = sorted(each.known_as for each in listed)
-        waiting = [each for each in listed if each.instanceStatus != "RUNNING"]
-        if waiting or not all(self._names) or not listed:
-            what = (
-                f"{len(waiting)} of {len(listed)} VMs are not running" if listed else "it has no VM"
-            )
-            raise PlaceError(f"instance group {settings.name} is not ready: {what}")
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        return tuple(self._names)
-
-    def command(self, host: int, remote: str) -> list[str]:
-        return [
-            "gcloud", "compute", "ssh", self._names[host], *_where(self._settings),
-            *_flags(self._settings),
-            *(["--tunnel-through-iap"] if self._settings.tunnel else []),
-            f"--command={remote}",
-        ]  # fmt: skip
-
-    def reorder(self, order: Sequence[int]) -> None:
-        self._names = [self._names[index] for index in order]
-
-
-def _where(settings: GcloudTpuSettings) -> list[str]:
-    project = [f"--project={settings.project}"] if settings.project else []
-    return [f"--zone={settings.zone}", *project]
-
-
-def _flags(settings: GcloudTpuSettings) -> list[str]:
-    """Options of gcloud against questions, and to notice dead connections."""
-    ssh = ["-oBatchMode=yes", *(f"-o{option}" for _, option in _DEFAULTS.values())]
-    internal = ["--internal-ip"] if settings.internal_ip else []
-    return ["--quiet", *internal, *(f"--ssh-flag={flag}" for flag in ssh)]
-
-
-def _ask_gcloud(kind: Any, *words: str) -> Any:
-    """Return gcloud's answer as a value of a type. Raises PlaceError."""
-    command = ["gcloud", *words, "--format=json"]
-    with as_place_error():
-        return tools.read_json(kind, tools.call(command).output, shlex.join(command))
 
 
 def make_transport(place: PlaceConfig) -> Transport:
     """The transport to the hosts of a place. Raises PlaceError if the hosts are not ready."""
-    match place.settings:
-        case GcloudMigSettings() as settings:
-            return GcloudMigTransport(settings)
-        case GcloudTpuSettings() as settings:
-            return GcloudTpuTransport(settings)
+    if isinstance(place.settings, GcloudSettings):
+        return GcloudTransport(place.settings, group=place.kind == "gcloud-mig")
     return SshTransport(place.settings_as(SshSettings).hosts)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Output of a command on a host."""
+
+    host: str
+    output: bytes
+    errors: str
+    at: float
+    """The middle of the call, in seconds since the epoch by this machine's clock."""
+    problem: str
+    """Why the command has failed; '' if it has not."""
+
+
+def ask_hosts(
+    transport: Transport, remote: Mapping[int, tuple[str, bytes]], **limits: Any
+) -> dict[int, Answer]:
+    """Run a command on several hosts at once, and wait for all of them.
+
+    `remote`: the command and its standard input, keyed by host; `limits`: see `run_commands`.
+    """
+    commands = {
+        host: (transport.command(host, command), data) for host, (command, data) in remote.items()
+    }
+    return run_commands(transport.hosts, commands, **limits)
+
+
+def run_commands(
+    names: Sequence[str],
+    commands: Mapping[int, tuple[Sequence[str], bytes]],
+    *,
+    timeout: float = PATIENCE,
+    cancelled: Callable[[], bool] = lambda: False,
+    into: Mapping[int, IO[bytes]] = MappingProxyType({}),
+) -> dict[int, Answer]:
+    """Run local commands, one for each of several hosts, and wait for all of them.
+
+    Commands that have not ended after `timeout` seconds, or when `cancelled` returns True, are cut
+    off. `into`: files for the output, keyed by host, if it is too long for `Answer.output`.
+    Raises PlaceError if a command cannot be executed at all.
+    """
+    over = threading.Event()
+
+    def run(host: int) -> Answer:
+        command, data = commands[host]
+        started, output, errors, problem = time.time(), b"", "", ""
+        try:
+            ended = tools.run(
+                command,
+                shown=command[0],
+                given=data,
+                timeout=timeout,
+                cancelled=lambda: over.is_set() or cancelled(),
+                into=into.get(host),
+            )
+            output = ended.output
+            errors = tools.plain(ended.errors[-_TAIL:].decode("utf-8", "replace")).strip()
+            if ended.returncode:
+                # gcloud adds a line of its own after that of its ssh.
+                last = "; ".join(errors.splitlines()[-2:])
+                problem = last or tools.describe_exit(ended.returncode)
+        except ToolError as error:
+            if error.problem in (ToolProblem.MISSING, ToolProblem.NOT_STARTED):
+                raise PlaceError(str(error)) from None
+            problem = str(error)
+        except StoppedError as error:
+            problem = str(error)
+        return Answer(names[host], output, errors, (started + time.time()) / 2, problem)
+
+    with futures.ThreadPoolExecutor(len(commands) or 1) as pool:
+        try:
+            return dict(zip(commands, pool.map(run, commands), strict=True))
+        finally:
+            over.set()
+
+
+def remote_command(python: str, *words: str) -> str:
+    """A command of `remote` for a host's shell; `python`: the interpreter, as a word of it."""
+    return f"{python} -c {shlex.join([inspect.getsource(remote), *words])}"
+
+
+def receiver(python: str, folder: str, data: bytes) -> str:
+    """The command that extracts an archive from its standard input into a folder of a host."""
+    digest = hashlib.sha256(data).hexdigest()
+    return remote_command(python, "receive", folder, str(len(data)), digest)
 
 
 class HostProcess:
@@ -290,99 +285,3 @@ class HostProcess:
         self.close_input()
         self.output.close()
         self._stderr.close()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Output and exit code of a command on a host."""
-
-    host: str
-    returncode: int | None
-    """None if the command was cut off: after the time-out, because it was cancelled, or because of
-    its output."""
-    output: bytes
-    errors: str
-    started: float
-    """Seconds since the epoch, by this machine's clock."""
-    ended: float
-    problem: str
-    """Why the command has failed; '' if it has not."""
-
-
-def ask_hosts(
-    transport: Transport, remote: Mapping[int, tuple[str, bytes]], **limits: Any
-) -> dict[int, Answer]:
-    """Run a command on several hosts at once, and wait for all of them.
-
-    `remote`: the command and its standard input, keyed by host; `limits`: see `run_commands`.
-    """
-    commands = {
-        host: (transport.command(host, command), data) for host, (command, data) in remote.items()
-    }
-    return run_commands(transport.hosts, commands, **limits)
-
-
-def run_commands(
-    names: Sequence[str],
-    commands: Mapping[int, tuple[Sequence[str], bytes]],
-    *,
-    timeout: float = PATIENCE,
-    cancelled: Callable[[], bool] = lambda: False,
-    into: Mapping[int, IO[bytes]] = MappingProxyType({}),
-) -> dict[int, Answer]:
-    """Run local commands, one for each of several hosts, and wait for all of them.
-
-    Commands that have not ended after `timeout` seconds, or when `cancelled` returns True, are cut
-    off. `into`: files for the output, keyed by host, if it is too long for `Answer.output`.
-    """
-    over = threading.Event()
-
-    def run(host: int) -> Answer:
-        command, data = commands[host]
-        started = time.time()
-        code, output, errors, problem = None, b"", "", ""
-        try:
-            ended = tools.run(
-                command,
-                given=data,
-                timeout=timeout,
-                most=MOST,
-                cancelled=over.is_set,
-                into=into.get(host),
-            )
-            code, output = ended.returncode, ended.output
-            errors = tools.plain(ended.errors[-_TAIL:].decode("utf-8", "replace")).strip()
-            if code:
-                # gcloud adds a line of its own after that of its ssh.
-                problem = "; ".join(errors.splitlines()[-2:]) or f"exit code {code}"
-        except ToolError as error:
-            if error.problem in (ToolProblem.MISSING, ToolProblem.NOT_STARTED):
-                raise PlaceError(str(error)) from None
-            problem = f"no answer in {time.time() - started:.0f} s"
-            if error.problem is ToolProblem.TOO_LONG:
-                start = tools.quote(error.said, 100)
-                problem = f"it has printed more than {MOST / 1e6:g} MB, which begin with {start}"
-        except StoppedError:
-            problem = f"no answer in {time.time() - started:.0f} s"
-        return Answer(names[host], code, output, errors, started, time.time(), problem)
-
-    with futures.ThreadPoolExecutor(len(commands) or 1) as pool:
-        try:
-            asked = {host: pool.submit(run, host) for host in commands}
-            while futures.wait(asked.values(), 0.1).not_done:
-                if cancelled():
-                    over.set()
-        finally:
-            over.set()
-    return {host: answer.result() for host, answer in asked.items()}
-
-
-def remote_command(python: str, *words: str) -> str:
-    """A command of `remote` for a host's shell; `python`: the interpreter, as a word of it."""
-    return f"{python} -c {shlex.join([inspect.getsource(remote), *words])}"
-
-
-def receiver(python: str, folder: str, data: bytes) -> str:
-    """The command that extracts an archive from its standard input into a folder of a host."""
-    digest = hashlib.sha256(data).hexdigest()
-    return remote_command(python, "receive", folder, str(len(data)), digest)
