@@ -54,7 +54,7 @@ def _once(folder: Path, count: int, ranks: int, seconds: int) -> dict[str, float
         run = RunOnHosts(pod, folder, train, ranks=ranks, hang_timeout=0.0)
         try:
             began = time.time()
-            run.start_all(beat=2.0, lost_after=20.0, patience=600.0)
+            run.start()
             until(lambda: _said(run, "begun") == run.spec.world_size, 900)
             first = [float(line.split()[-1]) for line in _lines(run, "begun")]
             here = _here(run, began)
@@ -66,35 +66,29 @@ def _once(folder: Path, count: int, ranks: int, seconds: int) -> dict[str, float
             found |= _quiet(run, seconds)
             found |= _talk(run, seconds)
             began = time.time()
-            run.stop(count - 1)
-            run.wait()
-            found["s from a stop at the last host until all have ended"] = time.time() - began
+            run.stop()
+            run.wait(900)
+            found["s from a stop until all have ended"] = time.time() - began
         finally:
             run.close()
     return found
 
 
 def _lines(run: RunOnHosts, word: str) -> list[str]:
-    return [line for node in run.nodes.values() for line in node.log() if f" {word}" in line]
+    return [line for line in run.log() if f" {word}" in line]
 
 
 def _said(run: RunOnHosts, word: str) -> int:
-    """The number of ranks that have printed this word."""
-    return sum(node.files.get("run.log", b"").count(b" " + word.encode()) for node in
-               run.nodes.values())  # fmt: skip
+    """The number of times that ranks have printed this word."""
+    return run.dir.log.read_bytes().count(b" " + word.encode()) if run.dir.log.exists() else 0
 
 
 def _here(run: RunOnHosts, began: float) -> float:
-    """When the last host reached host 0, as host 0 logged it."""
-    log = (run.folders[0] / "supervisor.log").read_text()
-    hours, minutes, rest = re.findall(r"^(\d+):(\d+):([\d.]+) host \d+: HostHere", log, re.M)[-1]
+    """When the last host was there, as the run's supervisor logged it."""
+    log = run.text("supervisor.log")
+    hours, minutes, rest = re.findall(r"^(\d+):(\d+):([\d.]+) h\d+: NodeHere", log, re.M)[-1]
     day = time.mktime((*time.localtime(began)[:3], 0, 0, 0, 0, 0, -1))
     return day + int(hours) * 3600 + int(minutes) * 60 + float(rest)
-
-
-def _supervisor(run: RunOnHosts, number: int) -> int:
-    pid = run.nodes[number].process.pid
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def _used(pid: int) -> float:
@@ -103,27 +97,16 @@ def _used(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _passed(run: RunOnHosts) -> int:
-    """Bytes in and out of host 0."""
-    text = Path(f"/proc/{run.hosts[0].pid}/net/dev").read_text()
-    numbers = next(line for line in text.splitlines() if "eth0" in line).partition(":")[2].split()
-    return int(numbers[0]) + int(numbers[8])
-
-
 def _quiet(run: RunOnHosts, seconds: int) -> dict[str, float]:
-    leader, member = _supervisor(run, 0), _supervisor(run, 1)
-    before = _used(leader), _used(member), _passed(run)
+    pids = run.supervisor.pid, run.supervisor_of(1)
+    before = [_used(pid) for pid in pids]
     time.sleep(seconds)
-    after = _used(leader), _used(member), _passed(run)
-    return {
-        "kB/s in and out of host 0, of heartbeats": (after[2] - before[2]) / seconds / 1000,
-        "% of a core, host 0's supervisor": 100 * (after[0] - before[0]) / seconds,
-        "% of a core, another one": 100 * (after[1] - before[1]) / seconds,
-    }
+    own, node = (100 * (_used(p) - b) / seconds for p, b in zip(pids, before, strict=True))
+    return {"% of a core, the run's supervisor": own, "% of a core, a host's": node}
 
 
 def _talk(run: RunOnHosts, seconds: int) -> dict[str, float]:
-    streamed = _streamed(run)
+    used = _used(run.supervisor.pid)
     began = time.monotonic()
     Path(run.spec.cwd, "talk").touch()
     until(lambda: _said(run, "spoken") == run.spec.world_size, 900)
@@ -132,9 +115,7 @@ def _talk(run: RunOnHosts, seconds: int) -> dict[str, float]:
     return {
         f"lines that came, of {wanted:,}": float(_said(run, "line")),
         "lines/s": wanted / took,
-        "kB/s of streams": (_streamed(run) - streamed) / took / 1000,
+        "% of a core, the run's supervisor, meanwhile": (
+            100 * (_used(run.supervisor.pid) - used) / took
+        ),
     }
-
-
-def _streamed(run: RunOnHosts) -> int:
-    return sum(node.bytes for node in run.nodes.values())

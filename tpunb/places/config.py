@@ -38,8 +38,7 @@ _Settings = TypeVar("_Settings", bound="Settings")
 
 FILE = "places.toml"
 PORT = 8460
-"""Default port at which host 0 listens for the others. The ports for the rendezvous and the ranks'
-store stay below 8471, where libtpu listens if one process drives a host (SPMD), and below the
+"""Default of the first port for the ranks' store on host 0. It and the next four stay below 8471, where libtpu listens if one process drives a host (SPMD), and below the
 ports of torch_xla's ranks."""
 _FORMS = {
     # Each program that reads a relative path would start from another folder.

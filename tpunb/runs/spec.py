@@ -52,7 +52,7 @@ class RunState(_Word):
     LOST = "lost"
     """Its supervisor or machine died: nothing will ever write its result."""
     AWAY = "away"
-    """It is at a place and no process on this machine follows it; it may still be running there."""
+    """It comes from a bucket, so it may be running on another machine."""
 
     @property
     def active(self) -> bool:

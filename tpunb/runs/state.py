@@ -6,8 +6,7 @@ kernel that started the run has ended; other users cannot, because they cannot w
 
     STARTING ─> WAITING ─> RUNNING ─> STOPPING ─> SUCCEEDED, FAILED, HUNG, TIMED_OUT, INTERRUPTED
         └──────────┴──────────┴──────────┴──────> LOST     (no result, and no process has the lock)
-                                                 AWAY     (the same, for a detached run at a place
-                                                           and for a run read from a bucket)
+                                                 AWAY     (the same, for a run read from a bucket)
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
 
 
 def wait_for_end(run: RunDir, most: float = math.inf) -> None:
-    """Wait until a run has ended, is lost, or is no longer followed by a process on this machine.
+    """Wait until a run has ended or is lost, or nobody on this machine can know whether it has.
 
     `most`: seconds to wait at most.
     """

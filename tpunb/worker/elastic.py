@@ -335,7 +335,8 @@ class HostOfSeveral(Host):
 
     Hosts do not meet in a store, unlike torchrun's: there, no agent notices a host that vanishes
     (torch 2.9: after 136 s none had ended), and a host that is done waits 300 s for the others.
-    The supervisors decide (tpunb.worker.supervisor.hosts) and send their decisions to this class.
+    The supervisor decides (tpunb.worker.supervisor.remote_node) and sends its decisions to this
+    class.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class HostOfSeveral(Host):
         decisions: OrderChannel,
         reports: MessageWriter,
     ) -> None:
-        """`port`: the port on which host 0's supervisor listens."""
+        """`port`: the first of the ports at which host 0 may serve the store."""
         super().__init__(run.id, address)
         self._run = run
         self._rendezvous_port = port
