@@ -38,8 +38,8 @@ _Settings = TypeVar("_Settings", bound="Settings")
 
 FILE = "places.toml"
 PORT = 8460
-"""Default of the first port for the ranks' store on host 0. It and the next four stay below 8471, where libtpu listens if one process drives a host (SPMD), and below the
-ports of torch_xla's ranks."""
+"""Default of the first port for the ranks' store on host 0. It and the next four stay below 8471,
+where libtpu listens if one process drives a host (SPMD), and below those of torch_xla's ranks."""
 _FORMS = {
     # Each program that reads a relative path would start from another folder.
     "folder": (r"(/|~(/|$)).*", "an absolute path or one below ~/"),

@@ -151,7 +151,7 @@ def stop_run(run: RunDir, reason: str, origin: StopOrigin | None = None) -> Iter
 
 
 def wait_for_end(run: RunDir, most: float = math.inf) -> None:
-    """Wait until a run has ended or is lost, or nobody on this machine can know whether it has.
+    """Wait until a run has ended or is lost, or no process on this machine can know whether it has.
 
     `most`: seconds to wait at most.
     """

@@ -248,8 +248,7 @@ class Host(RendezvousHandler):
             return
         raise SetupError(
             f"the ranks' store needs a port of {self._address}, but all ports reserved for it are "
-            f"in use: {', '.join(map(str, tried))}. Give the run another rendezvous port: the "
-            "store uses the ports after it"
+            f"in use: {', '.join(map(str, tried))}. Give the place another `port`"
         )
 
     def serve_on_first_connection(self) -> None:
@@ -352,7 +351,7 @@ class HostOfSeveral(Host):
         """`port`: the first of the ports at which host 0 may serve the store."""
         super().__init__(run.id, address)
         self._run = run
-        self._rendezvous_port = port
+        self._first_port = port
         self._node_rank = node_rank
         self._nnodes = len(spec.hosts)
         self._decisions = decisions
@@ -366,7 +365,7 @@ class HostOfSeveral(Host):
         """Wait until all hosts are ready for the next attempt."""
         self.settle()
         if self._node_rank == 0:
-            self._listen(store_ports(self._rendezvous_port))
+            self._listen(store_ports(self._first_port))
         self._attempt += 1
         self._reports.send(AttemptReady(self._attempt, self._port))
         while (start := self._hear(INTERVAL)) is None or start.attempt != self._attempt:

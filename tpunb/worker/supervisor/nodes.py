@@ -109,7 +109,7 @@ class Node(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Read, report and advance what is going on; never waits."""
+        """Read, report and advance what is under way; never waits."""
 
     @abstractmethod
     def close(self) -> None:

@@ -82,7 +82,7 @@ class RemoteNode(Node):
         super().__init__(number, spec.ranks_on(number))
         self.name = spec.hosts[number]
         self.here = False
-        """It has said that it can begin."""
+        """It has reported that it can begin."""
         self._dir = run
         self._order = order
         self._clock = clock
@@ -358,7 +358,7 @@ class Hosts:
         return self._fetched
 
     def close(self) -> None:
-        """End what is still going on."""
+        """End a command that is still running."""
         if self._command is not None:
             with contextlib.suppress(ProcessLookupError):  # it has started ssh for each host
                 os.killpg(self._command.pid, signal.SIGKILL)
