@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-import signal
 import subprocess
-import sys
-import termios
-import threading
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from tests.drivers.kernel import until
 from tests.drivers.pods import FAKES, ReachedPod
 from tpunb.places.config import GcloudSettings, PlaceConfig, find_place
 from tpunb.places.errors import PlaceError
 from tpunb.places.transport import (
-    HostProcess,
     SshTransport,
     Transport,
     ask_hosts,
@@ -41,22 +33,6 @@ def test_ssh_accepts_the_options_used() -> None:
     ).stdout.splitlines()
     assert {"batchmode yes", "serveraliveinterval 5", "connecttimeout 30"} <= set(told)
     assert "user me" in told
-
-
-def _bytes_in(pipe: IO[bytes]) -> int:
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def test_close_does_not_wait_for_a_blocked_sender() -> None:
-    process = HostProcess(["sleep", "1000"])
-    sender = threading.Thread(target=process.send, args=(bytes(10_000_000),))
-    sender.start()
-    until(
-        lambda: _bytes_in(process.input) == fcntl.fcntl(process.input, fcntl.F_GETPIPE_SZ), "full"
-    )
-    process.close()
-    sender.join()
-    assert process.returncode == -signal.SIGKILL
 
 
 def reached(pod: ReachedPod) -> Transport:

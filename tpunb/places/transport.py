@@ -7,14 +7,9 @@ also through gcloud (SDK 528: `tpu-vm ssh` and `compute ssh` leave it to the ssh
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
-import os
 import shlex
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -229,59 +224,3 @@ def receiver(python: str, folder: str, data: bytes) -> str:
     """The command that extracts an archive from its standard input into a folder of a host."""
     digest = hashlib.sha256(data).hexdigest()
     return remote_command(python, "receive", folder, str(len(data)), digest)
-
-
-class HostProcess:
-    """A command on a host: the local process with its streams."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        """Start the command. Raises PlaceError if the tool cannot be called."""
-        self.tool = command[0]
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        try:
-            self._process = tools.start(command, stderr=self._stderr)
-        except ToolError as error:
-            self._stderr.close()
-            raise PlaceError(str(error)) from None
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self.input = self._process.stdin
-        self.output = self._process.stdout
-
-    def send(self, data: bytes) -> None:
-        """Write to the command's standard input, unless the command has ended."""
-        with contextlib.suppress(OSError, ValueError):
-            self.input.write(data)
-            self.input.flush()
-
-    def close_input(self) -> None:
-        """Close the command's standard input: to a supervisor, the end of its lifeline."""
-        with contextlib.suppress(OSError):
-            self.input.close()
-
-    @property
-    def returncode(self) -> int | None:
-        """The command's exit code, 255 if ssh failed; None while it is running."""
-        return self._process.poll()
-
-    def wait(self, timeout: float) -> int | None:
-        """Wait up to `timeout` seconds for the end; return the exit code, or None."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(timeout)
-        return None
-
-    def errors(self) -> str:
-        """The end of the command's stderr."""
-        if self._stderr.closed:
-            return ""
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _TAIL))
-        return tools.plain(self._stderr.read().decode("utf-8", "replace")).strip()
-
-    def close(self) -> None:
-        """Kill the local process, and with it the connection."""
-        with contextlib.suppress(ProcessLookupError):  # gcloud starts an ssh of its own
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        # Only now: a thread may be waiting to write to it, and closing would wait for the thread.
-        self.close_input()
-        self.output.close()
-        self._stderr.close()
