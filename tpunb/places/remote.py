@@ -1,12 +1,9 @@
 """Commands for hosts: sent to them as text and run by their own Python.
 
-differing FOLDER                  print a JSON list of the files on standard input,
-                                  {name: [size, time]}, that differ in the folder
-receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
-pack FOLDER PATTERN…              write matching files to standard output as an archive
-reach ADDRESS PORT,PORT           listen and print the ports (0: chosen by the system), connect
-                                  to the addresses and ports on a line of standard input, and
-                                  print those that failed
+    differing FOLDER                  print a JSON list of the files on standard input,
+                                      {name: [size, time]}, that differ in the folder
+    receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
+    pack FOLDER PATTERN…              write matching files to standard output as an archive
 """
 
 from __future__ import annotations
@@ -17,15 +14,11 @@ import hashlib
 import io
 import json
 import os
-import socket
 import sys
 import tarfile
-from concurrent import futures
 
 ARCHIVE = b"tpunb-archive:\n"
 """Marks the start of an archive: a login shell may have printed something before."""
-SAYS = "tpunb-says: "
-"""Marks the lines that answer."""
 
 
 def read_archive(size: str, digest: str) -> tarfile.TarFile:
@@ -92,37 +85,6 @@ def pack(folder: str, *patterns: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 archive.add(os.path.normpath(name), recursive=False)
     output.flush()
-
-
-def reach(address: str, ports: str) -> None:
-    """Listen, connect to the other hosts, and listen until standard input closes."""
-    listeners = [listen(address, int(port)) for port in ports.split(",") if port]
-    print("\n" + SAYS + json.dumps([each.getsockname()[1] for each in listeners]), flush=True)
-    others = json.loads(sys.stdin.readline() or "[]")
-    wanted = [(other, number) for other, numbers in others for number in numbers]
-    # In parallel: each port that a firewall drops takes the whole time-out.
-    with futures.ThreadPoolExecutor(64) as pool:
-        reached = list(pool.map(is_reached, wanted))
-    failed = [where for where, well in zip(wanted, reached, strict=True) if not well]
-    print("\n" + SAYS + json.dumps(failed), flush=True)
-    sys.stdin.read()
-    for listener in listeners:
-        listener.close()
-
-
-def is_reached(where: tuple[str, int]) -> bool:
-    """True if a connection to this address and port succeeds."""
-    try:
-        socket.create_connection(where, timeout=3).close()
-    except OSError:
-        return False
-    return True
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """A socket that accepts connections, and does nothing with them."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=128)
 
 
 if __name__ == "__main__":
