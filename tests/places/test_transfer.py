@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
-import shutil
 import sys
 import tarfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.pods import ReachedPod
-from tpunb.places import archive, remote, transfer
+from tpunb.places import remote, transfer
 from tpunb.places.config import PlaceConfig, SshSettings
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.hosts_target import find_hosts
@@ -75,7 +72,7 @@ def test_links_are_copied_as_their_targets(
     (root / "data/link.csv").symlink_to(elsewhere)
     (root / "data/hard.csv").hardlink_to(root / "data/e.csv")
     names = chosen_files(root, ["data"])
-    packed = archive.pack({name: root / name for name in names})
+    packed = transfer.pack({name: root / name for name in names})
     with tarfile.open(fileobj=io.BytesIO(packed)) as made:
         found = {member.name: (member.isreg(), member.size) for member in made.getmembers()}
     assert found == {
@@ -85,68 +82,8 @@ def test_links_are_copied_as_their_targets(
     }
 
 
-@pytest.mark.usefixtures("starts_processes")
-def test_rsync_failure_shows_its_reason(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rsync = tmp_path / "bin/rsync"
-    rsync.parent.mkdir()
-    rsync.write_text(
-        "#!/bin/sh\necho the reason >&2; echo rsync: a >&2; echo rsync: b >&2; exit 12\n"
-    )
-    rsync.chmod(0o755)
-    monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
-    with pytest.raises(HostsError, match="h0: the reason"):
-        transfer.send_files(Shell("h0"), going(root, "h0"), print)
-
-
-def going(root: Path, host: str) -> HostsRun:
-    """A run on one host that has rsync."""
-    place = PlaceConfig(
-        "pod", "ssh", root / "places.toml", SshSettings(hosts=(host,), files=(".",))
-    )
-    return HostsRun(
-        *(place, (host,), ("a",), ("/r",), "python3", 1, str(root), "~/the runs/nets"), rsync=True
-    )
-
-
-class Shell(Transport):
-    """A transport of one host that has only a shell for rsync."""
-
-    hosts: tuple[str, ...] = ()
-
-    def __init__(self, name: str) -> None:
-        self.hosts = (name,)
-
-    def command(self, host: int, remote: str) -> list[str]:
-        raise AssertionError("rsync is all that is called")
-
-    def shell(self, host: int) -> tuple[list[str], str]:
-        return ["ssh", "-T"], self.hosts[host]
-
-
-@pytest.mark.usefixtures("starts_processes")
-@pytest.mark.parametrize(
-    ("name", "target"), [("me@h0", "me@h0:"), ("me@fd00::1", "me@[fd00::1]:"), ("::1", "[::1]:")]
-)
-def test_rsync_arguments(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str
-) -> None:
-    rsync = tmp_path / "bin/rsync"
-    rsync.parent.mkdir()
-    rsync.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/called\ncat >/dev/null\n')
-    rsync.chmod(0o755)
-    monkeypatch.setenv("PATH", str(rsync.parent), prepend=":")
-    transfer.send_files(Shell(name), going(root, name), print)
-    words = (tmp_path / "called").read_text().splitlines()
-    assert words[-1] == f"{target}the runs/nets/"
-    assert """--rsync-path=mkdir -p -m 700 "$HOME"'/the runs/nets' && rsync""" in words
-    assert {"--copy-links", "--protect-args"} <= set(words)
-
-
-def send(pod: ReachedPod, *, rsync: bool = False) -> list[str]:
-    found = find_hosts("pod", pod.project, print, lambda: False)
-    placed = replace(found.placed("run"), rsync=rsync)
+def send(pod: ReachedPod) -> list[str]:
+    placed = find_hosts("pod", pod.project, print, lambda: False).placed("run")
     told: list[str] = []
     transport = make_transport(placed.place)
     transfer.send_files(transport, placed, told.append)
@@ -163,25 +100,18 @@ def there(pod: ReachedPod, name: str) -> list[Path]:
     return sorted(pod.folder.glob(f"homes/*/.tpunb/projects/project-*/{name}"))
 
 
-@pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync here")
-def test_rsync_copies_changed_files_if_both_ends_have_it(pod: ReachedPod) -> None:
+def test_changed_files_are_copied(pod: ReachedPod) -> None:
     folder = pod.project / "nested dir"
     folder.mkdir()
     (folder / "one two.dat").write_text("one")
     (pod.project / "left.dat").write_text("left")
     pod.set_place(files=["nested dir", "*.dat", "- left*"])
-    assert shutil.which("rsync") is not None
-    for host in pod.names:
-        pod.change(host, path=os.environ["PATH"])
-    assert send(pod, rsync=True) == ["copying 1 file, 3 B, to 2 hosts"]
+    assert send(pod) == ["copying 1 file, 3 B, to 2 hosts"]
     assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["one"] * 2
     assert there(pod, "left.dat") == []
     (folder / "one two.dat").write_text("longer")
-    send(pod, rsync=True)
+    send(pod)
     assert [path.read_text() for path in there(pod, "nested dir/one two.dat")] == ["longer"] * 2
-    pod.set_place(files=["nested dir"], folder=blocked(pod))
-    with pytest.raises(HostsError, match=r"h0(, h1)?: .*Not a directory"):
-        send(pod, rsync=True)
 
 
 def test_copy_failure_names_the_hosts(pod: ReachedPod) -> None:

@@ -16,7 +16,6 @@ from tpunb.places.transport import (
     Transport,
     ask_hosts,
     make_transport,
-    run_commands,
 )
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
@@ -115,4 +114,4 @@ def test_each_host_has_its_own_exit_code_message_and_timeout(pod: ReachedPod) ->
 def test_a_tool_that_is_missing_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(PlaceError, match="install OpenSSH's client"):
-        run_commands(("h0", "h1"), dict.fromkeys(range(2), (["ssh"], b"")))
+        ask_hosts(SshTransport(["h0", "h1"]), dict.fromkeys(range(2), ("true", b"")))

@@ -49,7 +49,6 @@ class HostReport:
     """Path of the folder of runs on the host."""
     taken: tuple[int, ...]
     """Ports that are in use."""
-    rsync: str
     time: float
     """Seconds since the epoch, by its clock."""
     machine: Machine = _UNKNOWN

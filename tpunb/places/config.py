@@ -44,7 +44,7 @@ _FORMS = {
     # Each program that reads a relative path would start from another folder.
     "folder": (r"(/|~(/|$)).*", "an absolute path or one below ~/"),
     "checkpoints": (r"(/|[a-z0-9]+://).*", "an absolute path or a URL"),
-    # rsync would take a name with a dash at the start for an option.
+    # ssh would take a name with a dash at the start for an option.
     "hosts": (r"[^\s/-][^\s/]*", "[USER@]HOST, as for ssh"),
     "topology": (r"[1-9]\d*(x[1-9]\d*){1,2}", 'chips along each side, as in "4x4"'),
     "chips_per_host": (r"[148]", "1, 4 or 8"),
@@ -75,7 +75,7 @@ class HostSettings(SavingSettings):
     """The folder on each host for runs and files."""
     files: tuple[str, ...] = ()
     """Files and folders to copy to the hosts, relative to `places.toml` or the working directory:
-    paths or patterns; `- PATTERN` leaves out what matches below them, as in rsync's filters."""
+    paths or patterns; `- PATTERN` leaves out what matches below them."""
     cores: int | None = None
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
     port: int = PORT

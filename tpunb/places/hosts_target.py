@@ -142,7 +142,6 @@ class HostsTarget:
             self.place.host_settings.port,
             str(self.root),
             self.work,
-            rsync=all(host.rsync for host in reports),
         )
 
     def pod(self, run: RunDir, spec: RunSpec, placed: HostsRun, env: Mapping[str, str]) -> Pod:

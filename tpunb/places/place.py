@@ -29,8 +29,6 @@ class HostsRun:
     """The local folder from which files are copied."""
     work: str
     """The hosts' folder to which they are copied."""
-    rsync: bool = False
-    """Whether rsync is installed on all hosts."""
 
     def write(self, run: RunDir) -> None:
         """Write these values into the local run folder."""

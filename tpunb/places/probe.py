@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import socket
 import sys
 import time
@@ -35,7 +34,6 @@ def report(folder: str, ports: list[int]) -> None:
             **machine(),
             "folder": os.path.abspath(os.path.expanduser(folder)),
             "taken": [port for port in ports if is_taken(address, port)],
-            "rsync": shutil.which("rsync") or "",
             "time": time.time(),
         }
     )

@@ -1,29 +1,26 @@
 """Copies files to the hosts of a run before it begins, and from them.
 
-The files of a place's `files` are copied as far as they have changed: by rsync if both ends have
-it, otherwise as an archive of the files that differ in size or time. Nothing is removed on the
-hosts: runs may have written other files next to them. A run's supervisor starts these as commands
-of their own (`command`).
+The files of a place's `files` are sent as an archive of those that differ in size or time. Nothing
+is removed on the hosts: runs may have written other files next to them. A run's supervisor starts
+these as commands of their own (`command`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import io
 import json
 import os
-import shlex
 import shutil
 import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
 
-from tpunb.places import archive, remote
-from tpunb.places.check import quote
+from tpunb.places import remote
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.place import HostsRun, place_of
 from tpunb.places.transport import (
@@ -33,7 +30,6 @@ from tpunb.places.transport import (
     make_transport,
     receiver,
     remote_command,
-    run_commands,
 )
 from tpunb.runs import folder_stream
 from tpunb.runs.directory import RunDir
@@ -65,7 +61,7 @@ def send() -> None:
         placed, transport = _open(run)
         if placed.place.host_settings.files:
             send_files(transport, placed, lambda text: run.emit(Phase(PhaseKind.STARTING, text)))
-        data = archive.pack(archive.run_files(run, SENT))
+        data = pack({name: path for name in SENT if (path := run.path / name).exists()})
         orders = {
             host: (receiver(placed.python, folder, data), data)
             for host, folder in enumerate(placed.folders)
@@ -209,11 +205,7 @@ def _is_left_out(name: str, rules: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(each, rule) for rule in rules for each in (*parts, *paths))
 
 
-def send_files(
-    transport: Transport,
-    placed: HostsRun,
-    say: Callable[[str], None],
-) -> None:
+def send_files(transport: Transport, placed: HostsRun, say: Callable[[str], None]) -> None:
     """Copy the files of a place to all hosts; `say` is called with progress. Raises HostsError."""
     root = Path(placed.root)
     names = chosen_files(root, placed.place.host_settings.files)
@@ -223,57 +215,6 @@ def send_files(
         f"copying {files} file{'s' * (files != 1)}, {size(total)}, "
         f"to {hosts_} host{'s' * (hosts_ != 1)}"
     )
-    hosts = range(len(placed.hosts))
-    by_rsync = [host for host in hosts if placed.rsync and transport.shell(host) is not None]
-    if by_rsync and shutil.which("rsync") is not None:
-        _rsync(transport, placed, names, by_rsync)
-    else:
-        _send_changed(transport, placed, names)
-
-
-def _rsync(
-    transport: Transport,
-    placed: HostsRun,
-    names: list[str],
-    hosts: list[int],
-) -> None:
-    listed = "\0".join(names).encode()
-    commands = {}
-    for host in hosts:
-        shell = transport.shell(host)
-        assert shell is not None
-        rsh, name = shell
-        if ":" in name:  # an IPv6 address: rsync would take the rest after its colon for a folder
-            user, at, address = name.rpartition("@")
-            name = f"{user}{at}[{address}]"
-        command = [
-            "rsync", "--times", "--perms", "--copy-links", "--compress", "--protect-args",
-            "--from0", "--files-from=-",
-            f"--rsync-path=mkdir -p -m 700 {quote(placed.work)} && rsync",
-            f"--rsh={shlex.join(rsh)}", f"{placed.root}/", f"{name}:{_relative(placed.work)}/",
-        ]  # fmt: skip
-        commands[host] = (command, listed)
-    answers = run_commands(placed.hosts, commands, timeout=LONGEST)
-    # All of stderr: rsync's last two lines are the same for every reason.
-    whole = {host: replace(a, problem=a.problem and a.errors) for host, a in answers.items()}
-    _raise_for(whole, placed)
-
-
-def _raise_for(
-    answers: Mapping[int, Answer],
-    placed: HostsRun,
-) -> None:
-    if problems := [(a.host, a.problem) for a in answers.values() if a.problem]:
-        raise HostsError(placed.place.name, tuple(problems))
-
-
-def _relative(folder: str) -> str:
-    """The path for rsync, where a relative path starts in the home folder."""
-    return folder[2:] if folder.startswith("~/") else folder
-
-
-def _send_changed(transport: Transport, placed: HostsRun, names: list[str]) -> None:
-    root = Path(placed.root)
     hosts = range(len(placed.hosts))
     here = {}
     for name in names:
@@ -290,8 +231,30 @@ def _send_changed(transport: Transport, placed: HostsRun, names: list[str]) -> N
         if not changed:
             continue
         if changed not in packed:
-            packed[changed] = archive.pack({name: root / name for name in changed}, "gz")
+            packed[changed] = pack({name: root / name for name in changed})
         data = packed[changed]
         orders[host] = (receiver(placed.python, placed.work, data), data)
     answers = ask_hosts(transport, orders, timeout=LONGEST)
     _raise_for(answers, placed)
+
+
+def pack(files: Mapping[str, Path]) -> bytes:
+    """Make a tar archive of files and folders, keyed by path in it.
+
+    Links are packed as the files that they point to, which the other machine does not have.
+    """
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz", dereference=True, compresslevel=1) as archive:
+        for name, path in files.items():
+            archive.add(path, name, filter=_without_owner)
+    return data.getvalue()
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
+    return member
+
+
+def _raise_for(answers: Mapping[int, Answer], placed: HostsRun) -> None:
+    if problems := [(a.host, a.problem) for a in answers.values() if a.problem]:
+        raise HostsError(placed.place.name, tuple(problems))

@@ -43,10 +43,6 @@ class Transport(ABC):
     def command(self, host: int, remote: str) -> list[str]:
         """The local command that runs `remote` in a shell on a host."""
 
-    def shell(self, host: int) -> tuple[list[str], str] | None:
-        """The remote shell for rsync and the host's name; None if rsync cannot be used."""
-        return None
-
     def reorder(self, order: Sequence[int]) -> None:
         """Give the hosts new node ranks: `order` lists their present ones."""
         self.hosts = tuple(self.hosts[index] for index in order)
@@ -59,9 +55,6 @@ class SshTransport(Transport):
 
     def command(self, host: int, remote: str) -> list[str]:
         return [*self._SSH, "--", self.hosts[host], remote]
-
-    def shell(self, host: int) -> tuple[list[str], str] | None:
-        return list(self._SSH), self.hosts[host]
 
 
 @dataclass(frozen=True)
@@ -154,36 +147,25 @@ class Answer:
 
 
 def ask_hosts(
-    transport: Transport, remote: Mapping[int, tuple[str, bytes]], **limits: Any
-) -> dict[int, Answer]:
-    """Run a command on several hosts at once, and wait for all of them.
-
-    `remote`: the command and its standard input, keyed by host; `limits`: see `run_commands`.
-    """
-    commands = {
-        host: (transport.command(host, command), data) for host, (command, data) in remote.items()
-    }
-    return run_commands(transport.hosts, commands, **limits)
-
-
-def run_commands(
-    names: Sequence[str],
-    commands: Mapping[int, tuple[Sequence[str], bytes]],
+    transport: Transport,
+    remote: Mapping[int, tuple[str, bytes]],
     *,
     timeout: float = PATIENCE,
     cancelled: Callable[[], bool] = lambda: False,
     into: Mapping[int, IO[bytes]] = MappingProxyType({}),
 ) -> dict[int, Answer]:
-    """Run local commands, one for each of several hosts, and wait for all of them.
+    """Run a command on several hosts at once, and wait for all of them.
 
-    Commands that have not ended after `timeout` seconds, or when `cancelled` returns True, are cut
-    off. `into`: files for the output, keyed by host, if it is too long for `Answer.output`.
+    `remote`: the command and its standard input, keyed by host. Commands that have not ended after
+    `timeout` seconds, or when `cancelled` returns True, are cut off. `into`: files for the output,
+    keyed by host, if it is too long for `Answer.output`.
     Raises PlaceError if a command cannot be executed at all.
     """
     over = threading.Event()
 
     def run(host: int) -> Answer:
-        command, data = commands[host]
+        words, data = remote[host]
+        command = transport.command(host, words)
         started, output, errors, problem = time.time(), b"", "", ""
         try:
             ended = tools.run(
@@ -206,11 +188,11 @@ def run_commands(
             problem = str(error)
         except StoppedError as error:
             problem = str(error)
-        return Answer(names[host], output, errors, (started + time.time()) / 2, problem)
+        return Answer(transport.hosts[host], output, errors, (started + time.time()) / 2, problem)
 
-    with futures.ThreadPoolExecutor(len(commands) or 1) as pool:
+    with futures.ThreadPoolExecutor(len(remote) or 1) as pool:
         try:
-            return dict(zip(commands, pool.map(run, commands), strict=True))
+            return dict(zip(remote, pool.map(run, remote), strict=True))
         finally:
             over.set()
 
