@@ -441,6 +441,8 @@ class Supervisor:
             self._make_run(queued)
         except (OSError, ValueError) as error:
             log.error("%s cannot be read: %s", queued.dir.id, error)
+            if self.node is not None:
+                self.node.close()
             self._finish_run()
             return
         if self.ready and self.node is not None and self.run is not None:
