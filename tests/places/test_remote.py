@@ -35,15 +35,16 @@ def member(name: str, **values: object) -> tarfile.TarInfo:
     return made
 
 
-def receive(folder: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
+def receive(folder: Path, data: bytes, *words: str) -> subprocess.CompletedProcess[bytes]:
     digest = hashlib.sha256(data).hexdigest()
-    return call("receive", str(folder), str(len(data)), digest, given=data)
+    return call("receive", str(folder), str(len(data)), digest, *words, given=data)
 
 
 @pytest.mark.usefixtures("starts_processes")
 def test_unpacked_files_belong_to_this_user(tmp_path: Path) -> None:
     data = archive(member("src/deep/a.py", size=3, uid=12345, gid=12345, mode=0o755))
     assert receive(tmp_path, data).returncode == 0
+    assert b"another run with this id" in receive(tmp_path, data, "new").stderr
     arrived = tmp_path / "src/deep/a.py"
     assert arrived.read_bytes() == bytes(3)
     assert arrived.stat().st_uid == tmp_path.stat().st_uid

@@ -1,9 +1,10 @@
 """Commands for hosts: sent to them as text and run by their own Python.
 
-differing FOLDER                  print a JSON list of the files on standard input,
-                                  {name: [size, time]}, that differ in the folder
-receive FOLDER SIZE DIGEST        extract an archive from standard input into the folder
-pack FOLDER PATTERN…              write matching files to standard output as an archive
+    differing FOLDER                  print a JSON list of the files on standard input,
+                                      {name: [size, time]}, that differ in the folder
+    receive FOLDER SIZE DIGEST [new]  extract an archive from standard input into the folder, which
+                                      must not exist yet if it is to be new
+    pack FOLDER PATTERN…              write matching files to standard output as an archive
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ def differing(folder: str) -> None:
     print("\n" + json.dumps(names))
 
 
-def receive(folder: str, size: str, digest: str) -> None:
+def receive(folder: str, size: str, digest: str, new: str = "") -> None:
     """Extract the archive from standard input."""
     os.umask(0o077)
-    extract(read_archive(size, digest), os.path.expanduser(folder))
+    folder = os.path.expanduser(folder)
+    archive = read_archive(size, digest)
+    if new and os.path.exists(folder):
+        sys.exit(f"{folder} exists: another run with this id was started on this host")
+    extract(archive, folder)
 
 
 def extract(archive: tarfile.TarFile, folder: str) -> None:

@@ -63,7 +63,7 @@ def send() -> None:
             send_files(transport, placed, lambda text: run.emit(Phase(PhaseKind.STARTING, text)))
         data = pack({name: path for name in SENT if (path := run.path / name).exists()})
         orders = {
-            host: (receiver(placed.python, folder, data), data)
+            host: (receiver(placed.python, folder, data, "new"), data)
             for host, folder in enumerate(placed.folders)
         }
         _raise_for(ask_hosts(transport, orders, timeout=LONGEST), placed)

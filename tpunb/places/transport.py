@@ -202,7 +202,7 @@ def remote_command(python: str, *words: str) -> str:
     return f"{python} -c {shlex.join([inspect.getsource(remote), *words])}"
 
 
-def receiver(python: str, folder: str, data: bytes) -> str:
+def receiver(python: str, folder: str, data: bytes, *words: str) -> str:
     """The command that extracts an archive from its standard input into a folder of a host."""
     digest = hashlib.sha256(data).hexdigest()
-    return remote_command(python, "receive", folder, str(len(data)), digest)
+    return remote_command(python, "receive", folder, str(len(data)), digest, *words)
