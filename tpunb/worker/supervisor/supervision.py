@@ -65,6 +65,8 @@ from tpunb.worker.supervisor.remote_node import Hosts, RefusedError, Rendezvous
 from tpunb.worker.supervisor.run_log import RunLog
 
 log = logging.getLogger(__name__)
+REMOTE_OUTPUT = 0.1
+"""Seconds between two reads of the output of several hosts' ranks, which may be hundreds."""
 
 
 class Supervision:
@@ -102,6 +104,7 @@ class Supervision:
             node.report = partial(self._on_report, node)
         self._every_rank = range(self.spec.world_size)
         self._outputs = Outputs(run, self._every_rank)
+        self._outputs_due = clock()
         self._log = RunLog(run)
         if self.spec.device == "CPU":
             self._log.say("rehearsal on CPU: this run uses no TPU")
@@ -353,8 +356,11 @@ class Supervision:
             self._begin_on_hosts(self._hosts)
         for node in self.nodes:
             node.step()
-        outputs = self._outputs.read()
-        self._log.add(outputs)
+        outputs = []
+        if self._clock() >= self._outputs_due:
+            self._outputs_due = self._clock() + (REMOTE_OUTPUT if self._hosts else 0.0)
+            outputs = self._outputs.read()
+            self._log.add(outputs)
         if self._hang_detector is not None and self._stop is None and not self._over:
             if outputs:
                 self._hang_detector.note_activity()
