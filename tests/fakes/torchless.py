@@ -92,25 +92,21 @@ def serve() -> None:
     Copy(None, reports, parent, _begin, lifeline=lifeline).wait(orders)
 
 
-def _begin(
-    order: ForkRunner, copier: PreludeCopier, reports: MessageWriter, copy: Copy
-) -> NoReturn:
+def _begin(order: ForkRunner, copier: PreludeCopier, copy: Copy) -> NoReturn:
     # A run of one host has sockets for copies of the runner, which this one leaves none of.
     decisions = None if order.node_rank is None else copier.take_socket()
     copier.close()
-    _Runner(order, decisions, reports, copy).main()
+    _Runner(order, decisions, copy).main()
 
 
 class _Runner:
-    def __init__(
-        self, order: ForkRunner, decisions: OrderChannel | None, reports: MessageWriter, copy: Copy
-    ) -> None:
+    def __init__(self, order: ForkRunner, decisions: OrderChannel | None, copy: Copy) -> None:
         self.run = RunDir(order.dir)
         self.spec = self.run.read_spec()
         self.ranks = self.spec.ranks_on(order.node_rank or 0)
         self.decisions = decisions
-        self.reports = reports
-        self.copy = copy
+        self.reports = copy.reports
+        self.await_successor = copy.await_successor
         self.abandoned = -1
         self.all_finished = decisions is None
         os.environ.clear()
@@ -128,7 +124,7 @@ class _Runner:
         except BaseException:
             traceback.print_exc()
         finally:
-            self.copy.await_successor()
+            self.await_successor()
             self.reports.send(RunnerExits(code))
             os._exit(code)
 

@@ -69,12 +69,10 @@ class Prelude:
         self.cells.assign(run, spec)
         self.cells.become_main()
 
-    def execute(
-        self, run: RunDir, spec: RunSpec, reports: MessageWriter, copier: PreludeCopier, copy: Copy
-    ) -> str | None:
+    def execute(self, run: RunDir, spec: RunSpec, copier: PreludeCopier, copy: Copy) -> str | None:
         """Run the cells that have not run yet; return why the ranks cannot be forked, or None.
 
-        `copy` is what this process was before it became a runner.
+        `copy` is what this process was before it became a runner, `copier` leaves others.
         """
         check = ForkSafetyCheck()
         blocks = self.cells.of("prelude")
@@ -86,7 +84,7 @@ class Prelude:
         if self.ran:
             spmd.check_prelude(spec, blocks[self.ran - 1].number)
         for index, block in enumerate(blocks[self.ran :], self.ran):
-            reports.send(CellStarted(block.number))
+            copy.reports.send(CellStarted(block.number))
             run.emit(Phase.of_prelude(blocks, index))
             self.cells.execute_prelude(block)
             spmd.check_prelude(spec, block.number)
@@ -95,7 +93,7 @@ class Prelude:
             self.ran += 1
             if not self._not_kept and (reason := shared_with_forks.describe_new(self._before)):
                 self._not_kept = f"cell [{block.number}] {reason}"
-                reports.send(PreludeNotKept(self._not_kept))
+                copy.reports.send(PreludeNotKept(self._not_kept))
             if not self._not_kept:
                 last = self.ran == len(blocks)
                 copier.cell_ended(self, check, last=last, values=block.values)
@@ -148,9 +146,9 @@ class Copy:
         that have run since the previous copy.
         """
         self.prelude = prelude
-        self._reports = reports
-        self._supervisor = supervisor
-        self._run_on = run_on
+        self.reports = reports
+        self.supervisor = supervisor
+        self.run_on = run_on
         self._seconds = seconds
         self._lifeline = lifeline
         self._modules = {} if prelude is None else prelude.local_modules()
@@ -194,7 +192,7 @@ class Copy:
         def tell(pid: int) -> None:
             ran = 0 if self.prelude is None else self.prelude.ran
             seconds = round(self._seconds, 3)
-            self._reports.send(PreludeKept(pid, number, ran, seconds, self._modules, self._folders))
+            self.reports.send(PreludeKept(pid, number, ran, seconds, self._modules, self._folders))
 
         return processes.fork_orphan(fork_safety.fork, tell, wait=wait)
 
@@ -225,17 +223,14 @@ class Copy:
                 orders.close()
                 if self._lifeline is not None:
                     os.close(self._lifeline)
-                self._reports.send(RunnerForked(os.getpid()))
-                copier = PreludeCopier(
-                    self._reports, sockets, number + 1, self._supervisor, self._run_on
-                )
-                self._run_on(order, copier, self._reports, self)
+                self.reports.send(RunnerForked(os.getpid()))
+                self.run_on(order, PreludeCopier(self, sockets, number + 1), self)
         finally:
             os._exit(0)
 
     def _settle(self) -> None:
         """Prepare this process, which may just have been forked, for a long wait."""
-        processes.die_with_adopter(self._supervisor)
+        processes.die_with_adopter(self.supervisor)
         if os.getsid(0) != os.getpid():
             os.setsid()
         if self.prelude is None:
@@ -253,7 +248,7 @@ class Copy:
             poll.register(orders.fileno(), select.POLLIN)
             poll.register(self._lifeline, 0)  # only its end
             while not orders.waiting and [fd for fd, _ in poll.poll()] == [self._lifeline]:
-                os.kill(self._supervisor, signal.SIGCONT)
+                os.kill(self.supervisor, signal.SIGCONT)
                 poll.unregister(self._lifeline)
         return orders.receive()
 
@@ -271,23 +266,14 @@ class Copy:
 class PreludeCopier:
     """Leaves copies of a runner: after each of the first cells, later only if it saves time."""
 
-    def __init__(
-        self,
-        reports: MessageWriter,
-        sockets: list[socket],
-        first: int,
-        supervisor: int,
-        run_on: RunOn,
-    ) -> None:
-        """`sockets` has one socket for each copy that may be left; `first` is the first's number.
+    def __init__(self, runner: Copy, sockets: list[socket], first: int) -> None:
+        """`runner`: what this process was until now.
 
-        A copy that becomes a runner calls `run_on`.
+        `sockets` has one socket for each copy that may be left; `first` is the first's number.
         """
-        self._reports = reports
+        self._runner = runner
         self._sockets = sockets
         self._number = first
-        self._supervisor = supervisor
-        self._run_on = run_on
         self._since = time.monotonic()
 
     def cell_ended(
@@ -309,7 +295,8 @@ class PreludeCopier:
     def _leave_copy(self, prelude: Prelude, check: ForkSafetyCheck, seconds: float) -> None:
         if not self._sockets:
             return
-        copy = Copy(prelude, self._reports, self._supervisor, self._run_on, seconds=seconds)
+        now = self._runner
+        copy = Copy(prelude, now.reports, now.supervisor, now.run_on, seconds=seconds)
         own, number = self._sockets.pop(0), self._number
         self._number += 1
         stdio.flush_output()
@@ -335,5 +322,5 @@ class PreludeCopier:
         self._sockets.clear()
 
 
-RunOn = Callable[[ForkRunner, PreludeCopier, MessageWriter, Copy], NoReturn]
+RunOn = Callable[[ForkRunner, PreludeCopier, Copy], NoReturn]
 """`runner.main`, which carries out an order to the end of its run."""

@@ -28,7 +28,7 @@ from tpunb.worker.prelude import Copy, Prelude, PreludeCopier
 from tpunb.worker.rank_marks import RankMark
 
 
-def main(order: ForkRunner, copier: PreludeCopier, reports: MessageWriter, copy: Copy) -> NoReturn:
+def main(order: ForkRunner, copier: PreludeCopier, copy: Copy) -> NoReturn:
     """Carry out an order, and end the process with the exit code of the run.
 
     `copier` leaves copies of this process; `copy` is what it was until now, whose prelude's first
@@ -40,11 +40,11 @@ def main(order: ForkRunner, copier: PreludeCopier, reports: MessageWriter, copy:
     if order.node_rank is not None:
         decisions = copier.take_socket()
         host = HostOfSeveral(
-            run, spec, order.node_rank, order.address, order.port, decisions, reports
+            run, spec, order.node_rank, order.address, order.port, decisions, copy.reports
         )
     code = 1
     try:
-        code = _run(run, spec, order, copier, reports, copy, host)
+        code = _run(run, spec, order, copier, copy, host)
     except KeyboardInterrupt as error:
         cells.write_error(error, run, spec, 0, None)
         code = 130
@@ -54,7 +54,7 @@ def main(order: ForkRunner, copier: PreludeCopier, reports: MessageWriter, copy:
     finally:
         stdio.flush_output()
         copy.await_successor()
-        reports.send(RunnerExits(code))
+        copy.reports.send(RunnerExits(code))
         os._exit(code)
 
 
@@ -63,7 +63,6 @@ def _run(
     spec: RunSpec,
     order: ForkRunner,
     copier: PreludeCopier,
-    reports: MessageWriter,
     copy: Copy,
     host: Host,
 ) -> int:
@@ -100,14 +99,15 @@ def _run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     descriptors.keep_own()
     if order.replicate is None:
-        problem = prelude.execute(run, spec, reports, copier, copy)
+        problem = prelude.execute(run, spec, copier, copy)
         descriptors.note_users()
         if problem is not None:
-            reports.send(PreludeNotForkable(problem))
+            copy.reports.send(PreludeNotForkable(problem))
             return 0
     if order.ahead:
         return 0
-    return _ranks(run, spec, prelude.cells, reports, host, replicate=order.replicate is not None)
+    replicate = order.replicate is not None
+    return _ranks(run, spec, prelude.cells, copy.reports, host, replicate=replicate)
 
 
 def _ranks(

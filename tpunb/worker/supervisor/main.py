@@ -343,6 +343,7 @@ class Supervisor:
         waiting = self.kept.fork_server
         if waiting is not None and not processes.is_alive(waiting.process):
             log.warning("the fork server has ended; the next run gets another one")
+            waiting.channel.close()
             self.kept.fork_server = None
         due = self._importing or self._becoming
         if due is None or processes.is_alive(due.process):
