@@ -101,8 +101,7 @@ def test_clean_keeps_a_run_that_an_active_run_resumed_from(tmp_path: Path) -> No
 def test_run_folder_without_a_spec_after_a_crash_is_listed(tmp_path: Path) -> None:
     """With any of the entries that a run folder may have."""
     entries = (
-        "supervisor.log values.json values.pt place.json mirror.json mirror.log given hosts "
-        "run.log attempts events.jsonl"
+        "supervisor.log values.json values.pt place.json given hosts run.log attempts events.jsonl"
     ).split()
     for name in entries:
         path = tmp_path / f"20260101-000000-{name}"

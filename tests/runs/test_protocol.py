@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -24,13 +25,21 @@ SAMPLES: dict[type, Any] = {
 }
 
 
-def sample(kind: type[Message], *, optional: bool) -> Message:
+def sample(kind: type, *, optional: bool) -> Any:
     """A message with a value in each field; in those that may be None, if `optional`."""
     values = {}
     for name, hint in get_type_hints(kind).items():
         first, *others = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        values[name] = SAMPLES[get_origin(first) or first] if optional or not others else None
+        values[name] = _value(first, optional=optional) if optional or not others else None
     return kind(**values)
+
+
+def _value(hint: Any, *, optional: bool) -> Any:
+    if get_origin(hint) is tuple:
+        return (_value(get_args(hint)[0], optional=optional),)
+    if hint not in SAMPLES and is_dataclass(hint):
+        return sample(hint, optional=optional)
+    return SAMPLES[get_origin(hint) or hint]
 
 
 @pytest.mark.parametrize("kind", get_args(Message))
