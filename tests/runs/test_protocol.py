@@ -37,6 +37,8 @@ def sample(kind: type, *, optional: bool) -> Any:
 def _value(hint: Any, *, optional: bool) -> Any:
     if get_origin(hint) is tuple:
         return (_value(get_args(hint)[0], optional=optional),)
+    if get_args(hint) == (str, str):
+        return {"A": "b\n"}
     if hint not in SAMPLES and is_dataclass(hint):
         return sample(hint, optional=optional)
     return SAMPLES[get_origin(hint) or hint]
