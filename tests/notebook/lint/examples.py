@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from sys import version_info
+
 IMPORTS = """
 import torch, torch_xla
 import torch.distributed as dist
@@ -109,6 +111,8 @@ EXAMPLES: dict[str, Pair] = {
             ("# tpu: skip\nx = 1", "%%tpu_train\nprint(x)"),
             ("from __future__ import annotations\ndef f(x: Tensor) -> Tensor: pass",),
             ("try:\n    unicode\nexcept NameError:\n    unicode = str",),
+            ("from contextlib import suppress\nwith suppress(NameError):\n    old",),
+            *((("try:\n    old\nexcept* NameError:\n    1",),) if version_info >= (3, 11) else ()),
             ("display(get_ipython())\n_", "print(In, Out, _1, __name__, __file__)"),
         ],
     ),
