@@ -188,9 +188,15 @@ class TestDiagnose:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(self.LOG.encode())))
         assert cli.main(["diagnose", "-"]) == 0
         assert "[disk-full]" in capsys.readouterr().out
+        ours, shells = os.pipe()
+        os.write(shells, self.LOG.encode())
+        os.close(shells)
+        assert cli.main(["diagnose", f"/dev/fd/{ours}"]) == 0  # as the shell writes <(command)
+        os.close(ours)
+        assert "[disk-full]" in capsys.readouterr().out
 
     def test_diagnose_without_a_known_cause(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "log").write_text("one\nValueError: the moon is full\ntwo\n")
         assert cli.main(["diagnose", str(tmp_path / "log")]) == 1
@@ -207,6 +213,9 @@ class TestDiagnose:
         )
         assert cli.main(["diagnose", str(tmp_path / "gone")]) == 1
         assert capsys.readouterr().err == f"tpunb: there is no log '{tmp_path}/gone'\n"
+        monkeypatch.setattr("sys.stdin", None)  # as Python has it where it is closed
+        assert cli.main(["diagnose", "-"]) == 1
+        assert capsys.readouterr().err == "tpunb: there is no log '-'\n"
 
 
 @pytest.fixture(scope="module")

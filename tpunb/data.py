@@ -233,12 +233,14 @@ def _fetch(
             raise
         paths = {str(path.relative_to(unpacked)): path for path in unpacked.rglob("*")}
         fresh = {n: p for n, p in paths.items() if p.is_file() and WORK not in n.split("/")}
-    taken = [
+    taken = {
         n
         for n, path in fresh.items()
         if os.path.lexists(folder / n)
         and not ((folder / n).is_file() and filecmp.cmp(path, folder / n, shallow=False))
-    ]
+    }
+    parents = {str(parent) for n in fresh for parent in PurePosixPath(n).parents}
+    taken |= {p for p in parents if os.path.lexists(folder / p) and not (folder / p).is_dir()}
     _refuse_overwriting(folder, taken)
     for n, path in fresh.items():
         (folder / n).parent.mkdir(parents=True, exist_ok=True)

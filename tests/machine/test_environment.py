@@ -80,10 +80,8 @@ def test_what_a_warm_agent_cannot_change() -> None:
 
 
 def test_secrets_are_not_kept() -> None:
-    env = {"KAGGLE_KEY": "a", "hf_token": "b", "MY_PASSWORD": "c", "PATH": "/bin"}
-    kept = environment.without_secrets(env)
-    assert kept["PATH"] == "/bin"
-    assert {kept[name] for name in env if name != "PATH"} == {"(not kept)"}
+    kept = environment.without_secrets({"KAGGLE_KEY": "a", "PATH": "/bin"})
+    assert kept == {"KAGGLE_KEY": "…", "PATH": "/bin"}
 
 
 def test_what_would_be_the_same_in_every_rank_is_removed() -> None:

@@ -194,7 +194,6 @@ class Need(str, Enum):
     FILE = "reads {}, a file of this machine: copy it along"
     SECRET = "contains a secret, which is left out: set the variable {} before the start"
     MAGIC = "{} is not known, so its effect is missing"
-    TPUNB = "needs tpunb ({}): pip install tpunb"
 
     def __str__(self) -> str:
         return self.value

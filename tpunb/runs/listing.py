@@ -198,7 +198,7 @@ def list_runs(runs: Path, *, whole: bool = False) -> RunTable:
     """
     stored = list_stored(runs)[::-1]
     listed = stored if whole else stored[:NEWEST]
-    notes = [] if listed else [f"There are no runs in {runs} yet."]
+    notes = [] if listed else [f"There are no runs in {directory.shown_place(runs)} yet."]
     if left_out := len(stored) - len(listed):
         notes.append(f"and {left_out} older: --all")
     if refused := directory.describe_refused(runs):

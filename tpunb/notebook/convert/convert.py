@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from tpunb.notebook.convert import (
 from tpunb.notebook.convert import export as export_
 from tpunb.notebook.convert.cells import (
     EditedCell,
-    HiddenSecret,
     LeftOutLine,
     LeftOutStatement,
     LostName,
@@ -38,7 +36,6 @@ from tpunb.notebook.convert.includes import IncludedFiles
 from tpunb.notebook.convert.launch_calls import Launching, mentions_launch, replace_launch
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.requirements import find_requirements
-from tpunb.notebook.convert.secrets import without_secrets
 from tpunb.notebook.convert.stack import written_for
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.files import cell_magics
@@ -58,6 +55,7 @@ from tpunb.notebook.models import (
 )
 from tpunb.notebook.scopes import ParsedCell, Scopes, changed_names, scopes_of
 from tpunb.runs.spec import Block, Role
+from tpunb.utils.secrets import without_secrets
 
 if TYPE_CHECKING:
     from nbconvert.exporters import PythonExporter
@@ -101,7 +99,11 @@ def convert(
     conversion = Conversion(
         train=snapshot.train,
         notebook=snapshot.path,
-        files=IncludedFiles(_folders(snapshot.path), setup=export is Export.WITH_SETUP),
+        files=IncludedFiles(
+            _folders(snapshot.path),
+            setup=export is Export.WITH_SETUP,
+            secrets=None if export is None else {},
+        ),
         got=got,
         left=left,
         held=held,
@@ -253,8 +255,6 @@ class Conversion:
     """True if the script is for another machine."""
     requirements: list[Requirement] = field(default_factory=list)
     """What the script needs on that machine."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Secrets by the environment variables that replace them."""
     trains_in_place: bool = False
     """True if earlier train cells, or calls of `tpunb.launch`, run in the script itself."""
     calls: list[str] = field(default_factory=list)
@@ -423,9 +423,9 @@ def replace_special_syntax(conversion: Conversion) -> None:
         cell.metadata.trains = cell.metadata.role == "train" or "tpu_train" in cell_magics(
             cell.source
         )
-        setup, train = conversion.files.setup, cell.metadata.trains
+        files, train = conversion.files, cell.metadata.trains
         try:
-            plain = plain_python(cell.source, setup, train, conversion.export)
+            plain = plain_python(cell.source, train, files.secrets, files.setup)
         except NotPythonError as error:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
@@ -435,7 +435,9 @@ def replace_special_syntax(conversion: Conversion) -> None:
             lines = earlier_values.in_place(plain.lines, options, tpunb=tpunb)
             plain = replace(plain, lines=tuple(lines))
         conversion.edit(cell, plain)
-        _hide(conversion, cell, plain.secrets)
+        for line, text in enumerate(plain.lines, 1):
+            for name in dict.fromkeys(setup_lines.READS_SECRET.findall(text)):
+                conversion.requirements.append(Requirement(number, line, Need.SECRET, name))
 
 
 def begin_training(conversion: Conversion) -> None:
@@ -463,21 +465,6 @@ def begin_training(conversion: Conversion) -> None:
 
 def _has_lines(source: str) -> bool:
     return "_tpunb_setup_" in source
-
-
-def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) -> None:
-    """Record the variables of secrets; rename a variable that another secret already uses."""
-    lines = cell.source.split("\n")
-    for (first, last), own in groupby(secrets, key=lambda secret: (secret.line, secret.last)):
-        new = {}
-        for secret in own:
-            name = setup_lines.variable_for(secret.variable, secret.value, conversion.variables)
-            new[secret.variable] = name
-            need = Requirement(cell.metadata.number, first, Need.SECRET, name)
-            conversion.requirements.append(need)
-        for at in range(first - 1, last):
-            lines[at] = setup_lines.rename_secrets(lines[at], new)
-    cell.source = "\n".join(lines)
 
 
 def include_files(conversion: Conversion) -> None:

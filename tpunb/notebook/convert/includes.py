@@ -25,6 +25,8 @@ class IncludedFiles:
     """Folders that are searched for files, in this order."""
     setup: bool = False
     """True to convert setup lines in notebooks to Python (`setup_lines`)."""
+    secrets: dict[str, str] | None = None
+    """Secrets in an exported script by the environment variables that replace them."""
     notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Names and sources of the cells of each notebook that is run, by its name in `%run`."""
     trained: set[str] = field(default_factory=set)
@@ -91,7 +93,7 @@ class IncludedFiles:
         converted = []
         for place, source in _code(path, os.path.join(self.folders[0], file)):
             try:
-                plain = cells.plain_python(source, self.setup, train)
+                plain = cells.plain_python(source, train, self.secrets, self.setup)
             except NotPythonError as error:
                 raise _NotRunError(f"{place}, line {error.line}: {error}") from None
             cell = EditedCell(list(plain.lines), list(plain.left_out))
