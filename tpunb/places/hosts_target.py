@@ -109,6 +109,9 @@ class HostsTarget(Target):
         )
         return cwd or self.work, tuple(path)
 
+    def folder(self, path: str) -> str:
+        return (path and self.there(Path(path))) or path
+
     def resume(self, run: RunDir) -> str:
         place = place_of(run)
         shared = "" if place is None else place.checkpoints(run.id)

@@ -92,6 +92,10 @@ class Target(ABC):
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The working directory on the hosts, and the entries of `sys.path` that exist there."""
 
+    def folder(self, path: str) -> str:
+        """The hosts' folder for a local one."""
+        return path
+
     @abstractmethod
     def resume(self, run: RunDir) -> str:
         """Where the hosts find the checkpoints of an earlier run. Raises TpunbError."""

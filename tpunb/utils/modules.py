@@ -64,12 +64,17 @@ def import_path() -> list[str]:
 
 def use_import_path(entries: Sequence[str]) -> None:
     """Let this process, which had another working directory, import from these folders."""
-    from multiprocessing import process
-
     own = [] if PACKAGE_ROOT in entries else [PACKAGE_ROOT]
     sys.path[:] = [*entries, *own]
     importlib.invalidate_caches()
-    # What '' means in the processes that it spawns.
+
+
+def change_folder(path: str) -> None:
+    """Change the working directory of this process, and of those that it spawns. Raises OSError."""
+    from multiprocessing import process
+
+    os.chdir(os.path.expanduser(path))
+    # What '' in `sys.path` means in the processes that it spawns.
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
 
 
