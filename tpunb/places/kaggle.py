@@ -29,6 +29,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
 from tpunb.utils import patience
 from tpunb.utils.errors import MissingPackageError
+from tpunb.utils.install_commands import PIP_INSTALL
 from tpunb.utils.text import duration
 
 PATIENCE = 60.0
@@ -289,7 +290,7 @@ def _connect() -> Any:
         api = _ask(log_in)
     except ImportError:
         raise MissingPackageError(
-            "kaggle", "notebooks on Kaggle", "`pip install 'tpunb[kaggle]'`"
+            "kaggle", "notebooks on Kaggle", f"`{PIP_INSTALL} 'tpunb[kaggle]'`"
         ) from None
     if api is None:
         raise PlaceError(

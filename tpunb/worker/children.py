@@ -134,7 +134,7 @@ def _execute(
     for node in replay.tolerate_repetition(tree).body:
         while left and left[0].first <= node.lineno:
             if folder := left.pop(0).cwd:
-                with contextlib.suppress(OSError):  # as in the rank, which has said so
+                with contextlib.suppress(OSError):  # as in the rank, whose card notes it
                     os.chdir(os.path.expanduser(folder))
         launches = any(isinstance(n, ast.Name) and n.id == _LAUNCH for n in ast.walk(node))
         trains = node.lineno in train or launches
