@@ -60,6 +60,8 @@ class BackendChoice:
     why: str
     """'cell [3] has `import torch_xla`', 'torch_xla is installed'."""
     installed: Installed
+    cpu: bool = False
+    """True if the code, for plain torch, trains on the CPU even where there is a GPU."""
 
     def __str__(self) -> str:
         """'backend: TorchTPU (cell [3] has `torch.device("tpu")`)'."""

@@ -91,10 +91,12 @@ def inspect_machine(
     answers: Metadata | None = None,
     backend: BackendName | None = None,
     why: str = "",
+    cpu: bool = False,
 ) -> SetupReport:
     """Inspect the whole set-up. `cores`: the user's choice, if any. `imported`: the kernel's
     modules. `answers`: the metadata server's, if it was queried before. `backend` and `why`: the
     backend of runs, and the reason for it; None: the one that the installed packages are for.
+    `cpu`: the notebook's code trains on the CPU (`Machine.with_backend`).
 
     `root` and `path` (folders of packages) describe another machine, for tests.
     """
@@ -109,7 +111,7 @@ def inspect_machine(
     if backend is None:
         choice = packages.installed_backend(have)
         backend, why = choice.backend, choice.why
-    here = here.with_backend(backend)
+    here = here.with_backend(backend, cpu=cpu)
     chosen = cores or here.default_cores
     room = hardware.measure_resources(root, runs)
 
