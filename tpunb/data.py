@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from tpunb.utils import records, text
 from tpunb.utils.errors import DataError, MissingPackageError
 from tpunb.utils.files import write_json
+from tpunb.utils.install_commands import PIP_INSTALL
 from tpunb.utils.options import argument, option
 
 HELP = "download data, or upload results; nothing is transferred twice or overwritten"
@@ -370,7 +371,7 @@ def _ask_kagglehub(source: KaggleSource) -> str:
     try:
         import kagglehub
     except ImportError:
-        install = "`pip install 'tpunb[kaggle]'`"
+        install = f"`{PIP_INSTALL} 'tpunb[kaggle]'`"
         raise MissingPackageError("kagglehub", "data from Kaggle", install) from None
     get = getattr(kagglehub, f"{source.kind.removesuffix('s')}_download")
     return str(get(source.handle, path=source.file))

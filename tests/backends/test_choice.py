@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.fakes import torch_tpu
+from tpunb.backends import choice
 from tpunb.backends.choice import (
     Installed,
     NamedBackend,
@@ -117,3 +119,17 @@ def test_a_stand_in_for_torch_tpu_does_not_change_what_is_installed(
     assert not loading.is_loaded()
     loading.remove_stand_in()
     assert "torch_tpu" not in sys.modules
+
+
+def test_a_python_without_its_shared_library_is_found_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = choose("xla", None, XLA)
+    assert chosen.problem(on_tpu=False) is None
+    of_debian = SimpleNamespace(version_info=(3, 99, 0), base_prefix="/usr")
+    monkeypatch.setattr(choice, "sys", of_debian)
+    with pytest.raises(
+        MissingPackageError, match=r"^libpython3\.99\.so.*`sudo apt install libpython"
+    ):
+        chosen.require("%%tpu_train", on_tpu=False)
+    assert choose("torch", None, XLA).problem(on_tpu=False) is None

@@ -84,6 +84,7 @@ def test_each_backend_has_its_device(
         seen = here.with_backend(backend)
         assert (seen.backend, seen.device) == (backend, device)
         assert seen.with_backend("xla").device == here.device
+        assert here.with_backend("torch", cpu=True).device == "CPU"
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from tests.fakes.machine import FakeMachine
 from tests.machine.machines import OF_KAGGLE, PAIR, TORCH_TPU, ids, look, machine
 from tpunb.machine import packages
 from tpunb.runs.spec import BackendName
+from tpunb.utils.install_commands import UV_INSTALL
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
-UV = "`pip install uv && uv pip install --system --torch-backend=cpu "
+UV = f"`{UV_INSTALL} "
 COLAB_FIX = f"{UV}torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
 KAGGLE_FIX = (
     f"{UV}torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
@@ -49,8 +50,7 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
             "torch-xla-missing",
             [
                 "torch and torch_xla are not installed",
-                "`pip install uv && uv pip install --python python3 --torch-backend=cpu "
-                "torch==2.9.0 torch_xla==2.9.0`",
+                f"{UV}torch==2.9.0 torch_xla==2.9.0`",
             ],
         ),
         (

@@ -15,7 +15,7 @@ from tests.drivers.kernel import Kernel, Ran, kernel, until
 from tests.runs.test_tensorboard import curves
 from tpunb.kernel.options import PARSERS
 from tpunb.runs.directory import RunDir, list_runs
-from tpunb.utils.errors import INSTALL_XLA
+from tpunb.utils.install_commands import INSTALL_XLA
 
 PACKAGE = str(Path(tpunb.__file__).parent)
 PRELUDE = "import os, pathlib, signal, sys, time\nrank = lambda: int(os.environ['RANK'])"

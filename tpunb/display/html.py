@@ -225,7 +225,7 @@ def chips_html(chips: Sequence[Chip]) -> str:
         )
         busy = f"width:{min(max(chip.duty, 0.0), 100.0):.0f}%;height:3px;background-color:{_BLUE}"
         track = "height:3px;background-color:rgba(128,128,128,0.25)"
-        title = escape(f"{chip} (HBM in use; duty cycle of its TensorCore)", quote=True)
+        title = escape(f"{chip} (memory in use; duty cycle)", quote=True)
         bar = f'<div style="{track}"><div style="{busy}"></div></div>'
         boxes.append(f'<div title="{title}" style="{style}">{escape(str(chip))}{bar}</div>')
     return f"<div>{' '.join(boxes)}</div>"

@@ -245,6 +245,9 @@ class RunRequest:
         """Return the content of `spec.json` in the run folder."""
         options, target = self.options, self.target
         cwd, path = target.paths(import_path())
+        blocks = tuple(
+            replace(block, cwd=target.folder(block.cwd)) for block in self.notebook.script.blocks
+        )
         return RunSpec(
             id=run_id,
             name=self.name,
@@ -253,7 +256,7 @@ class RunRequest:
             backend=self.machine.backend,
             cwd=cwd,
             sys_path=path,
-            blocks=self.notebook.script.blocks,
+            blocks=blocks,
             returns=options.returns,
             grace=options.grace,
             timeout=options.timeout,

@@ -195,7 +195,9 @@ class Session:
             if not run.failed and run.id not in deleted
         }
         cells = [(run.number, run.source) for run in newest.values()]
-        return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
+        own = [text for _, text in cells if "tpu_train" not in cell_magics(text)]
+        cells.append((self.history.running(), cell))
+        return choose_for(self.defaults.backend, cells, [*own, cell])
 
     def _choose_ahead(self) -> BackendChoice:
         """As `choose_backend`, also from the cells that have not run yet, if their runs could use
@@ -230,7 +232,7 @@ class Session:
         return choice.backend
 
     def machine(
-        self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
+        self, requested: Mapping[str, str] | None = None, choice: BackendChoice | None = None
     ) -> Machine:
         """Return this machine as a backend sees it, by default that of the next run.
 
@@ -243,7 +245,8 @@ class Session:
         if self._metadata is None:
             self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENCE)
         here = machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
-        return here.with_backend(backend or self.choose_backend().backend)
+        choice = choice or self.choose_backend()
+        return here.with_backend(choice.backend, cpu=choice.cpu)
 
     def _run_environment(
         self, here: Machine, requested: Mapping[str, str] | None = None
@@ -259,7 +262,7 @@ class Session:
         """`%tpu_setup`: choose defaults, preload, show the environment, order a shutdown."""
         self._choose_defaults(options)
         choice = self._choose_ahead()
-        here = self.machine(backend=choice.backend)
+        here = self.machine(choice=choice)
         if not options.no_warm and not choice.problem(on_tpu=here.device == "TPU"):
             self.runs.launcher.warm(self._run_environment(here))
             # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
@@ -314,6 +317,7 @@ class Session:
                 imported=sys.modules,
                 backend=choice.backend,
                 why=choice.why,
+                cpu=choice.cpu,
             ),
             preload=preload,
             json=options.json,
@@ -471,7 +475,7 @@ class Session:
                 "deleted: change to another one with `%cd FOLDER`"
             ) from None
         choice = self.choose_backend(cell if isinstance(cell, str) else "")
-        here = self.machine(dict(options.env), choice.backend)
+        here = self.machine(dict(options.env), choice)
         if options.on is None:
             target: Target = self._local_target(here)
         else:

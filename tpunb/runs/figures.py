@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tpunb.utils.errors import MissingPackageError
+from tpunb.utils.install_commands import PIP_INSTALL
 
 try:
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise MissingPackageError("matplotlib", "plots", "pip install matplotlib") from error
+    raise MissingPackageError("matplotlib", "plots", f"{PIP_INSTALL} matplotlib") from error
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -48,7 +48,7 @@ CASES = [
     Case("%load_ext", "%load_ext tpunb\n%autoreload 2", "", "", ("%load_ext", "%autoreload")),
     Case("%tpu_setup", "%tpu_setup --cores 2", "", "", ("%tpu_setup",)),
     Case("%pip", "%pip install x\n%conda install y", "", "", ("%pip", "%conda")),
-    Case("%env and %cd", "%env A=b\n%cd /", "", "", ("%env A=b", "%cd /")),
+    Case("%env", "%env A=b", "", "", ("%env A=b",)),
     Case("an unknown magic", "%nosuch a b\nx = 1", "print(x)", "1", ("%nosuch a b",)),
     Case("an unknown cell magic", "%%nosuch\nx ! 1\n\ny", "", "", ("%%nosuch …",)),
     Case("help", "int?\nint??\n?int\nx = 1", "print(x)", "1", ("int?", "int??", "?int")),
@@ -96,10 +96,10 @@ CASES = [
     # Blocks and other places
     Case(
         "in a block alone",
-        "if True:\n    !false\nelse:\n    %cd x\nx = 1",
+        "if True:\n    !false\nelse:\n    %env A=b\nx = 1",
         "print(x)",
         "1",
-        ("!false", "%cd x"),
+        ("!false", "%env A=b"),
     ),
     Case(
         "in a block with others",
@@ -243,11 +243,11 @@ CASES = [
         ("from google.colab import auth", "auth.authenticate_user()"),
     ),
     Case(
-        "a directory that the notebook went to",
-        "import os\nos.chdir('data')\nos.chdir('/')",
-        "print(os.getcwd())",
-        "/",
-        ("os.chdir('data')",),
+        "folders that the notebook went to",
+        "import os\nos.mkdir('data')\nos.chdir('data')\nfirst = os.path.basename(os.getcwd())\n"
+        "%pushd /\nsecond = os.getcwd()\n%popd",
+        "print(first, second, os.path.basename(os.getcwd()))",
+        "data / data",
     ),
     Case("forms", "#@title A form\nx = 3 #@param {type: 'integer'}", "print(x)", "3"),
     Case("nbdev", "#| default_exp core\n#| export\n#|hide\n#hide\nx = 1", "print(x)", "1"),

@@ -124,7 +124,7 @@ def test_what_stands_above_the_call_is_prelude() -> None:
         ("%%time\na = 1\ntpunb.launch(f)", 3, "# magic: %%time\na = 1"),
         ("a = 1\n%time tpunb.launch(f)", 2, "a = 1"),
         ("a = 1\n\n\nif a:\n    b = 2\n    tpunb.launch(f,\n      (1,))", 6, "a = 1"),
-        ("%cd -q .\ntpunb.launch(f)", 2, None),
+        ("%cd -q .\ntpunb.launch(f)", 2, "_tpunb_setup_cd('.')"),
         ("a = 1\r\ntpunb.launch(f)\r\n", 2, "a = 1"),
         ("# only text\n\ntpunb.launch(f)", 3, "# only text"),
     ],

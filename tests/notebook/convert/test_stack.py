@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpunb.notebook.convert.stack import StackEvidence, stacks_named, written_for
+from tpunb.notebook.convert.stack import StackEvidence, names_cpu_only, stacks_named, written_for
 from tpunb.runs.spec import BackendName
 
 CERTAIN: dict[str, tuple[BackendName, str]] = {
@@ -128,3 +128,21 @@ def test_certain_evidence_comes_before_weak_evidence_above_it() -> None:
 )
 def test_the_stack_whose_rules_apply(cells: list[str], stack: BackendName | None) -> None:
     assert written_for(cells) == stack
+
+
+@pytest.mark.parametrize(
+    ("cells", "cpu"),
+    [
+        (["dist.init_process_group('gloo')\nx = torch.ones(2)"], True),
+        (["torch.cuda.manual_seed(1)", "dist.init_process_group(backend='gloo')"], True),
+        (["dist.init_process_group()"], False),
+        (["device = 'cuda' if torch.cuda.is_available() else 'cpu'", "i = 'gloo'"], False),
+        (["dist.init_process_group('gloo')", "model.cuda()"], False),
+        (["dist.init_process_group('gloo' if cpu else 'nccl')"], False),
+        (["dist.init_process_group('cpu:gloo,cuda:nccl')"], False),
+        (["dist.init_process_group('gloo')", "from accelerate import Accelerator"], False),
+        (["dist.init_process_group('gloo')", "torch.accelerator.current_accelerator()"], False),
+    ],
+)
+def test_what_trains_on_the_cpu_where_there_is_a_gpu(cells: list[str], cpu: bool) -> None:
+    assert names_cpu_only(cells) is cpu

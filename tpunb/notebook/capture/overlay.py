@@ -51,10 +51,14 @@ def overlay(
     keys = _identify(document, executed, saved)
     last: dict[Key, Execution] = {}
     numbers: dict[Key, list[int]] = {}
+    folders: dict[Key, str] = {}
     for key, execution in zip(keys, executed, strict=True):
         # Without a document, a version that worked is preferred to a later one that failed.
         if key is not None and not (execution.failed and not document and key in last):
             last[key] = execution
+        # `os.chdir("data")` that was executed once more has failed in the folder that it led to.
+        if key is not None and not (execution.failed and folders.get(key)):
+            folders[key] = execution.cwd
         if key is not None and execution.number is not None:
             numbers.setdefault(key, []).append(execution.number)
     train = keys[-1]
@@ -73,9 +77,11 @@ def overlay(
     for place, key in enumerate(order):
         cell = document[key] if isinstance(key, int) else None
         run = last.get(key)
-        every = tuple(numbers.get(key, ()))
+        every, cwd = tuple(numbers.get(key, ())), folders.get(key, "")
         if cell is None and run is not None:
-            new = Cell(len(cells), "code", run.source, run.number, run.id, (), run.seconds, every)
+            new = Cell(
+                len(cells), "code", run.source, run.number, run.id, (), run.seconds, every, cwd=cwd
+            )
             if key == train:
                 cells.append(new)
             elif run.failed and (not document or run.id is None):
@@ -92,7 +98,7 @@ def overlay(
                 notes.ran(new, None, run)
         elif cell is not None and run is not None:
             ran = replace(
-                cell, kind="code", source=run.source, number=run.number, failed=run.failed
+                cell, kind="code", source=run.source, number=run.number, failed=run.failed, cwd=cwd
             )
             cells.append(replace(ran, index=len(cells), seconds=run.seconds, executions=every))
             if place < at:

@@ -292,7 +292,7 @@ def _replace(cell: EditedCell, special: Special) -> None:
     elif special.assigns:
         _put(cell, special, _value(special))
     elif made := setup_lines.line_code(special, cell.secrets):
-        if not cell.setup and not cell.train:
+        if not cell.setup and not cell.train and special.name not in magics.CHANGE_FOLDER:
             reason = LeftOut.SHELL if special.kind != "magic" else _why(cell, special.name)
             cell.only_in_functions(special, reason)
         cell.set_up(special.line, special.count, special.before, made)

@@ -197,6 +197,7 @@ def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
             "role": role,
             "tags": cell.tags,
             "seconds": cell.seconds,
+            "cwd": cell.cwd,
         },
     }
 
@@ -218,7 +219,7 @@ def _blocks(body: str, head: str, cells: list[Any]) -> tuple[Block, ...]:
             values = data.get("only_values", False)
             seconds = None if values else data.seconds  # those of its run
             blocks.append(
-                Block(data.role, first, last, data.index, data.number, seconds, values=values)
+                Block(data.role, first, last, data.index, data.number, seconds, values, data.cwd)
             )
     return tuple(blocks)
 
@@ -464,14 +465,15 @@ def begin_training(conversion: Conversion) -> None:
 
 
 def _has_lines(source: str) -> bool:
-    return "_tpunb_setup_" in source
+    return "_tpunb_setup_" in source.replace("_tpunb_setup_cd(", "")  # which is the same anywhere
 
 
 def include_files(conversion: Conversion) -> None:
     """Include the notebooks that `%run` runs."""
     files = conversion.files
     for cell in conversion.code:
-        cell.source = files.include(cell.source, cell.metadata.number, cell.metadata.trains)
+        data = cell.metadata
+        cell.source = files.include(cell.source, data.number, data.trains, data.cwd)
         conversion.omissions += [(cell.metadata.index, omission) for omission in files.omissions]
         files.omissions.clear()
 
@@ -484,7 +486,7 @@ def leave_out_front_end(conversion: Conversion) -> None:
     front_end = FrontEndNames([tree for _, tree in trees])
     for cell, tree in trees:
         edited = EditedCell(cell.source.split("\n"))
-        front_end.leave_out(edited, tree, cell.metadata.role == "prelude")
+        front_end.leave_out(edited, tree)
         if edited.left_out:
             conversion.edit(cell, edited)
         front_end.refuse(cell.source, cell.metadata.number)

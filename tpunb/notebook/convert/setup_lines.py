@@ -1,7 +1,8 @@
 """Convert shell lines, `%env`, `%cd`, `%%writefile` and similar to Python.
 
 A train cell's lines, and those of functions that it calls, run in each rank. Those of the cells
-above have run in the notebook: a run leaves them out, because their effects exist on this machine.
+above have run in the notebook: a run leaves them out, except for `%cd`, because their effects exist
+on this machine.
 On another machine they do not, so an exported script performs them itself. All call functions of
 the script's header (`templates/header/helpers.py`). In exported scripts, secrets become environment
 variables.
@@ -158,10 +159,8 @@ def line_code(special: Special, secrets: dict[str, str] | None) -> SetupCode | N
         statement = _run(code, f"python -m uv {argument}")
     elif name in ("env", "set_env"):
         statement = _set_variable(code, argument)
-    elif name in ("cd", "pushd"):
-        statement = _change_folder(code, argument)
-    elif name == "popd":
-        statement = "_tpunb_setup_cd('-')"
+    elif name in magics.CHANGE_FOLDER:
+        statement = _change_folder(code, "-" if name == "popd" else argument)
     else:
         return None
     code.lines = [statement]

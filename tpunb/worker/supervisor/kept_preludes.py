@@ -47,6 +47,8 @@ class KeptCell:
     number: int | None
     """The execution count: it changes when the cell is executed again in the kernel."""
     source: str
+    cwd: str
+    """The folder in which it runs; '' if that makes no difference."""
     values: bool = False
     """It is another train cell, of which only the values are read, or assigns parameters: it is
     not named as one that runs."""
@@ -62,7 +64,7 @@ class PreludeInputs:
     """Everything that determines the state after a prelude."""
 
     surroundings: Mapping[str, object]
-    """By name: working directory, environment variables, and the like."""
+    """By name: `sys.path`, environment variables, and the like."""
     cells: tuple[KeptCell, ...]
     blocks: tuple[Block, ...]
     """The blocks of these cells in the run's script."""
@@ -90,13 +92,17 @@ class PreludeInputs:
             if name not in env_vars.PER_RUN and value not in set_by_imports.get(name, ())
         }
         surroundings = {
-            "the working directory": spec.cwd,
             "sys.path": spec.sys_path,
             "the device": (spec.device, spec.spmd),
             **variables,
         }
         cells = tuple(
-            KeptCell(block.number, "\n".join(lines[block.first - 1 : block.last]), block.values)
+            KeptCell(
+                block.number,
+                "\n".join(lines[block.first - 1 : block.last]),
+                "" if block.values else block.cwd or spec.cwd,
+                block.values,
+            )
             for block in blocks
         )
         return cls(surroundings, cells, blocks, str(run.script))
