@@ -156,7 +156,7 @@ def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> No
     assert "[2] c" in shown._log.value
     assert 'alt="loss from 0 to 2"' in shown._chart.value
     watched.panel.end()
-    assert set(watched.bundles[-1]) == {"text/plain"}
+    assert watched.bundles[-1]["text/html"] == ""
 
 
 @pytest.mark.parametrize(

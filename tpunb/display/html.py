@@ -345,7 +345,7 @@ class CardMetric:
     value: str
     sparkline: Sparkline = field(default_factory=lambda: Sparkline())
     chart: str = ""
-    """Picture that replaces the sparkline once the run has ended, as HTML."""
+    """Picture that replaces everything once the run has ended, as HTML; it has a title."""
 
 
 @dataclass(frozen=True)
@@ -491,7 +491,9 @@ class Card:
     """Progress bars and unfinished lines of output."""
     failure: FailureDetails | None = None
     remarks: Sequence[str] = ()
-    """Other failures, missing values and how to continue, once the run has ended."""
+    """Notes on the run; other failures, missing values and how to continue, once it has ended."""
+    fold: Sequence[str] = ()
+    """Lines that are shown after a click."""
 
     def html(self) -> str:
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
@@ -517,6 +519,9 @@ class Card:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"
             rows.append(f'<pre style="{style}">{text}</pre>')
+        if self.fold:
+            text = "".join(f"<div>{escape(excerpt(line, MAX_TEXT))}</div>" for line in self.fold)
+            rows.append(f"<details><summary>more</summary>{text}</details>")
         if self.aside:
             rows.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
         if self.silence:
@@ -536,11 +541,12 @@ class Card:
 
     def _metrics(self) -> str:
         cells = []
-        for metric in self.metrics:
+        for metric in sorted(self.metrics, key=lambda metric: bool(metric.chart)):
             picture = ""
             if metric.chart:
-                picture = f"<div>{metric.chart}</div>"
-            elif metric.sparkline.varies:
+                cells.append(f'<div style="margin:0 8px 2px 0">{metric.chart}</div>')
+                continue
+            if metric.sparkline.varies:
                 values = metric.sparkline.values
                 alt = f"from {values[0]:.3g} to {values[-1]:.3g}"
                 picture = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class RunView:
         clock: Callable[[], float] = time.monotonic,
         age: float = 0.0,
         stop: str = html.STOP,
+        notes: Iterable[Note] = (),
     ) -> None:
         """Show a run.
 
@@ -58,6 +59,7 @@ class RunView:
             clock: Seconds from any origin.
             age: Seconds since the run began, if it is not followed from its start.
             stop: Label of the button that interrupts the cell.
+            notes: Notes on the run as a whole, which its card shows.
         """
         self._front = current_front_end() if front is None else front
         self._clock = clock
@@ -77,6 +79,8 @@ class RunView:
         self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
+        for note in notes:
+            self._note(note, whole=True)
 
     def show(self, event: Event) -> None:
         """Handle an event. A later `tick` shows the change, once it is due."""
@@ -86,7 +90,7 @@ class RunView:
                 text = self._tracebacks.remove(event.rank, text)
             self._log.feed(event.rank, event.stream, text, self._clock())
         elif isinstance(event, Note):
-            self._log.note(event.text, self._clock())
+            self._note(event)
         elif isinstance(event, Figure):
             self._figures[event.number] = self._run.figure(event.attempt, event.number)
         else:
@@ -95,6 +99,13 @@ class RunView:
             self._status.show(event)
             if isinstance(event, RankEnded) and event.exitcode:
                 self._status.blame(self._tracebacks.failure(event.rank))
+
+    def _note(self, note: Note, *, whole: bool = False) -> None:
+        """Show a note, on the card if it is about the `whole` run. Terminals show no minor one."""
+        if note.minor or (whole and self._front.publish is not None):
+            self._status.notes.append(note)
+        else:
+            self._log.note(note.text, self._clock())
 
     def _feed(self, tracebacks: Iterator[tuple[int, str]]) -> None:
         for rank, text in tracebacks:

@@ -128,6 +128,8 @@ class RunStatus:
         self._time_left = progress.TimeLeft()
         self._result: RunResult | None = None
         self._colour = _RUNNING
+        self.notes: list[Note] = []
+        """Notes on the run as a whole."""
         self.unfinished: dict[int, list[str]] = {}
         """Unfinished lines of each rank, including progress bars."""
 
@@ -249,8 +251,7 @@ class RunStatus:
         """Return the line, and below it the other contents of the card."""
         failure = self._failure()
         details = [] if failure is None else failure.lines()
-        remarks = [] if self._result is None else self._result.remarks()
-        return "\n".join([self.line(), *self._below(), *details, *remarks])
+        return "\n".join([self.line(), *self._below(), *details, *self._remarks(), *self._fold()])
 
     def html(self, *, stop: bool = False) -> str:
         """Return the card as HTML; with `stop`, it has a Stop button while the run is active."""
@@ -274,9 +275,9 @@ class RunStatus:
             metrics=[
                 CardMetric(
                     name,
-                    f"{self._reduced(name):.4g}",
+                    value := f"{self._reduced(name):.4g}",
                     self._sparklines[name],
-                    "" if self._result is None else chart_of(self._result, name),
+                    "" if self._result is None else chart_of(self._result, name, value),
                 )
                 for name in names
             ],
@@ -289,8 +290,17 @@ class RunStatus:
             picture=self._picture(),
             lines=lines,
             failure=self._failure(),
-            remarks=[] if self._result is None else self._result.remarks(),
+            remarks=self._remarks(),
+            fold=self._fold(),
         )
+
+    def _remarks(self) -> list[str]:
+        remarks = [] if self._result is None else self._result.remarks()
+        return [*remarks, *(note.text for note in self.notes if not note.minor)]
+
+    def _fold(self) -> list[str]:
+        """Return the minor notes; none while the run is active, when each update closes a fold."""
+        return [note.text for note in self.notes if note.minor and self._result is not None]
 
     def _button(self) -> str:
         if self._result is not None or self._left:
@@ -501,11 +511,14 @@ class RunStatus:
         return f"{word} {time.strftime('%H:%M:%S', time.localtime(self._wall()))}"
 
 
-def chart_of(result: RunResult, name: str) -> str:
-    """Return the chart of a metric for the card of an ended run; '' for a constant metric."""
+def chart_of(result: RunResult, name: str, value: str) -> str:
+    """Return the chart of a metric for the card of an ended run; '' for a constant metric.
+
+    `value`: the last one, for its title.
+    """
     points = result.summary.curves.get(name, ())
-    constant = all(math.isclose(value, points[0][1]) for _, value in points)
-    return "" if constant else chart_image(points, name, SMALL)
+    constant = all(math.isclose(y, points[0][1]) for _, y in points)
+    return "" if constant else chart_image(points, f"{name} {value}", SMALL)
 
 
 def describe_end(result: RunResult) -> str:

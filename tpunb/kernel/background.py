@@ -69,7 +69,7 @@ class BackgroundRun:
         run: Run,
         *,
         logs: frozenset[int],
-        notes: Iterable[str],
+        notes: Iterable[Note],
         raises: bool,
         bind: Callable[[RunResult], None],
         ended: Callable[[RunResult], None],
@@ -89,9 +89,9 @@ class BackgroundRun:
         self._error: BaseException | None = None
         self._collected = threading.Lock()
         self._output = _HandleOutput(run.dir.id)
-        self._view = RunView(run.spec, run.dir, logs=logs, front=self._output.front_end())
-        for note in notes:
-            self._view.show(Note(note))
+        self._view = RunView(
+            run.spec, run.dir, logs=logs, front=self._output.front_end(), notes=notes
+        )
         self._view.tick()
         self._live = current_front_end().publish is not None
         self._panel = panel.BackgroundPanel(run.spec, run.dir)

@@ -36,7 +36,7 @@ from tpunb.display.front_end import (
     SharedOutput,
     current_front_end,
 )
-from tpunb.display.run_view import RunView, relative_path
+from tpunb.display.run_view import RunView
 from tpunb.kernel.launcher import Attached, Run, show_events
 from tpunb.runs import logs, state
 from tpunb.runs.directory import RunDir
@@ -63,6 +63,8 @@ _LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visib
 NO_CLICKS = (
     "<i>ipykernel 6 receives clicks only after the cell: for search, ranks and zoom use --bg</i>"
 )
+_NOTHING = {"text/html": "", "text/plain": ""}
+"""What stands in the panel's place without it."""
 _RANK = re.compile(r"\[(\d+)(?=[ \]])")
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
@@ -135,10 +137,7 @@ def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
 
 
 class BackgroundPanel:
-    """The panel of a background run, in which the kernel is free to receive clicks.
-
-    Before and after the run, a line with the path of the log is shown in its place.
-    """
+    """The panel of a background run, in which the kernel is free to receive clicks."""
 
     def __init__(self, spec: RunSpec, run: RunDir) -> None:
         """Call this in the thread of a cell."""
@@ -147,7 +146,7 @@ class BackgroundPanel:
         clicks = Clicks.NEVER
         if front.publish is not None and not front.batch and _has_ipywidgets():
             clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
-            self._output(_log_line(run))
+            self._output(_NOTHING)
         self.panel = Panel(
             spec,
             run,
@@ -157,10 +156,6 @@ class BackgroundPanel:
             stop=partial(_press_stop, run),
         )
         self.show = self._output.show
-
-
-def _log_line(run: RunDir) -> dict[str, Any]:
-    return {"text/plain": f"log: {relative_path(run.log)} (%tpu_logs searches it)"}
 
 
 def _press_stop(run: RunDir) -> None:
@@ -202,10 +197,10 @@ def _close(widgets: Iterable[Any]) -> None:
 class Panel:
     """The panel of one run.
 
-    Clicks.AT_ONCE          probing --answered--> widgets --end--> line with the log's path
+    Clicks.AT_ONCE          probing --answered--> widgets --end--> nothing
                                |
                                +--no answer to the last probe, or end--> nothing
-    Clicks.AFTER_THE_CELL   widgets without controls --end--> line with the log's path
+    Clicks.AFTER_THE_CELL   widgets without controls --end--> nothing
     Clicks.NEVER            nothing
     """
 
@@ -253,8 +248,8 @@ class Panel:
         return bool(self._probes_left or self._probes or self._widgets or display_only)
 
     def reserve_place(self) -> None:
-        """Show a line in the panel's place, below the cell's outputs so far; it stays."""
-        self._output(_log_line(self._run))
+        """Show nothing in the panel's place, below the cell's outputs so far."""
+        self._output(_NOTHING)
 
     def tick(self) -> None:
         """Probe, open or update the panel, if it is time. Call this often, in the cell's thread."""
@@ -284,11 +279,11 @@ class Panel:
         self._probes = []
 
     def end(self) -> None:
-        """Replace the widgets by a line with the path of the log."""
+        """Remove the widgets."""
         self._close_probes()
         self._clicks, self._probes_left = Clicks.NEVER, 0
         if self._widgets is not None:
-            self._output(_log_line(self._run))
+            self._output(_NOTHING)
             self._widgets.close(restores=self._restores)
             self._widgets = None
 

@@ -164,7 +164,8 @@ class Merge:
             case Stopping(step):
                 return self._once(("stopping", step), event)
             case Note(text):
-                return self._once(text, event if host == 0 else Note(f"{name}: {text}", event.time))
+                told = event if host == 0 else replace(event, text=f"{name}: {text}")
+                return self._once(text, told)
             case Phase(kind):
                 self.phase = kind if host == 0 else self.phase
                 ends = kind is PhaseKind.ENDED

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from socket import socket, socketpair
 
 from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
 from tpunb.runs.protocol import OrderChannel, PreludeKept
 from tpunb.runs.spec import Block, RunSpec
 from tpunb.utils import env_vars, memory, processes
@@ -163,12 +164,12 @@ class KeptPreludes:
         return [kept.process for kept in self._kept]
 
     def begin(
-        self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[str], None]
+        self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[Note], None]
     ) -> KeptPrelude | None:
         """Take the kept prelude with most of a run's first cells; None if none fits.
 
         Records in the run's spec.json from which files its cells were compiled, and ends the kept
-        preludes that are out of date. `tell` gets the line for the user.
+        preludes that are out of date. `tell` gets the note for the user.
         """
         inputs, before = PreludeInputs.of_run(run, spec, env, self.set_by_imports), self._inputs
         reason = "" if before is None else _difference(before, inputs)
@@ -183,7 +184,7 @@ class KeptPreludes:
         ran = 0 if best is None else best.ran
         line = _describe(inputs.cells, ran, reason or self._reason)
         if line and (before_kept or self._reason):
-            tell(line)
+            tell(Note(line, minor=True))
         self._inputs, self._reason = inputs, ""
         self._origins, self._taken = inputs.origins(), ran
         if best is not None:

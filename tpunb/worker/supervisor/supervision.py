@@ -652,7 +652,7 @@ class Supervision:
         if self._log.problem:
             self._emit(Note(f"run.log is not complete: {self._log.problem}"))
         if kept := self._kept():
-            self._emit(Note(kept))
+            self._emit(Note(kept, minor=True))
         result = self._whole or self._result()
         if isinstance(self._hosts, Leader):
             result = outcome.merge_results(result, self._stop, self._stopped, self._hosts.results())
