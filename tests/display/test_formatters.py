@@ -168,7 +168,7 @@ def test_table_of_runs(shell: InteractiveShell, tmp_path: Path) -> None:
         return listing.StoredRun(folder, state, "2 CPU", "3 s", "", failure, 0.0, 3.0)
 
     runs = [run("first", RunState.FAILED, "<b> & more"), run("second", RunState.RUNNING, "")]
-    further = {"best": ["", ""], "failure": [each.failure for each in runs]}
+    further = {"best": ["", ""]}
     table = listing.RunTable.of(runs, further, ["and 2 older: --all"])
     shown = html(shell, table)
     assert shown is not None

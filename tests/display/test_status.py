@@ -300,7 +300,7 @@ def test_html_has_the_contents_of_the_text_and_only_tags_that_front_ends_keep(ma
         assert word in reader.text
     assert "<i> 89" in reader.text
     tags = [tag for tag, _ in reader.tags]
-    assert set(tags) == {"div", "b", "span", "pre", "img", "button"}
+    assert set(tags) == {"div", "b", "span", "pre", "img", "button", "style"}
     for _, attributes in reader.tags:
         assert not {name for name in attributes if name.startswith("on")}
         for style in (attributes.get("style") or "").split(";"):

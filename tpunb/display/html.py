@@ -313,25 +313,24 @@ def svg_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
-_RECONNECT = "%load_ext tpunb, then %tpu_attach, in any cell show the run"
+PANEL = "tpunb-panel"
+"""The class of a panel's widgets, which are hidden once the kernel is gone."""
 
 
-def silence_image(after: float, key: str) -> str:
-    """Return a picture that is empty, and after some seconds says that the card is out of date.
+def silence_line(after: float) -> str:
+    """Return a line that says after some seconds that the card is out of date.
 
     Each update of the card replaces it, so only a page that no longer gets updates, because its
-    kernel was restarted or the page reopened, shows the text. `key` must be new in each update:
-    browsers continue the animation of a picture that they already show.
+    kernel was restarted or the page reopened, shows the text. A notebook that is not trusted, as
+    a reopened one, loses the style that hides it.
     """
-    text = f"no longer connected: {_RECONNECT}"
-    picture = svg_url(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="520" height="16"><style>'
-        "@keyframes show{to{opacity:1}}text{font:12.5px sans-serif;fill:#bf8700;opacity:0;"
-        f"animation:show .1s {after:.0f}s forwards}}</style>"
-        f'<text y="12">{escape(text)}</text><!-- {escape(key)} --></svg>'
+    style = (
+        f"@keyframes tpunb-silence{{to{{transform:none}}}}"
+        f".{PANEL}.jupyter-widgets-disconnected{{display:none}}"
     )
-    alt = escape(f"not updating? {_RECONNECT}", quote=True)
-    return f'<img alt="{alt}" style="vertical-align:middle;max-width:100%" src="{picture}">'
+    hidden = f"transform:scale(0);animation:tpunb-silence 1ms {after:.0f}s forwards"
+    text = "no longer connected: %load_ext tpunb, then %tpu_attach, in any cell show the run"
+    return f'<style>{style}</style><div style="{hidden}">{text}</div>'
 
 
 # The card
@@ -425,7 +424,7 @@ def preformatted(inner: str) -> str:
     """Return a block of code or output; `inner` is HTML."""
     style = (
         "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
-        "border-radius:4px;overflow:auto"
+        "border-radius:4px;overflow:auto;font-family:monospace"
     )
     return f'<pre style="{style}">{inner}</pre>'
 
@@ -483,8 +482,7 @@ class Card:
     summary: Sequence[str] = ()
     """Best values and use of time, once the run has ended."""
     silence: str = ""
-    """Picture that says in a while that the card is out of date, as HTML; '' for a card that stays
-    as it is."""
+    """Line that says in a while that the card is out of date, as HTML; '' for a card that stays."""
     picture: str = ""
     """Picture of a step's time from `--profile`, as HTML."""
     lines: Sequence[str] = ()
@@ -525,7 +523,7 @@ class Card:
         if self.aside:
             rows.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
         if self.silence:
-            rows.append(f"<div>{self.silence}</div>")
+            rows.append(self.silence)
         return framed(self.colour, rows)
 
     def _progress(self) -> str:

@@ -20,7 +20,7 @@ from tpunb.display.html import (
     describe_badges,
     describe_some_chips,
     rank_badges,
-    silence_image,
+    silence_line,
 )
 from tpunb.runs import metrics
 from tpunb.runs.chips import Chip
@@ -504,7 +504,7 @@ class RunStatus:
         if self._result is not None or self._left:
             return ""
         early = self._clock() - self._started < 3500
-        return silence_image(_SILENT if early else _SILENT_LATER, str(self._wall()))
+        return silence_line(_SILENT if early else _SILENT_LATER)
 
     def _time(self) -> str:
         word = "updated" if self._result is None else "ended"

@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from functools import partial
 from html import escape
@@ -28,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tpunb.display import html
 from tpunb.display.chart import chart_html
 from tpunb.display.formatters import result_card
 from tpunb.display.front_end import (
@@ -128,7 +129,8 @@ def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Ite
 def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
     """Show a run in the running cell until it has ended; yield after each event or pause."""
     if isinstance(run, Attached) and clicks_heard(current_front_end()) is not Clicks.NEVER:
-        importlib.import_module("ipywidgets")  # the import delays nothing: the run continues
+        with suppress(ImportError):  # the import delays nothing: the run continues
+            importlib.import_module("ipywidgets")
     with open_panel(run.spec, run.dir) as panel:
         view.tick()
         if panel.is_open:
@@ -351,6 +353,7 @@ class _Widgets:
             button.on_click(lambda _: stop())
             above.append(button)
         self._root = w.VBox([*above, self._tabs])
+        self._root.add_class(html.PANEL)
         self._last = w.HTML()
         inputs = (
             self._tabs,

@@ -643,6 +643,7 @@ def _brought(options: TrainOptions) -> set[str]:
 def preload() -> None:
     """Import and read everything that the first train cell needs in the kernel."""
     importlib.import_module("tpunb.kernel.pipeline")
-    importlib.import_module("ipywidgets")
+    with suppress(ImportError):  # a kernel's environment without it has no panel
+        importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()
     importlib.import_module("tpunb.diagnostics.failure.rules").rules()
