@@ -75,9 +75,7 @@ def test_listing_shows_newest_runs_with_best_values_and_parameters(
     monkeypatch.setattr(listing, "NEWEST", 2)
     _, *rows, rest = str(listing.list_runs(tmp_path)).splitlines()
     assert [row.split("  ")[0].rpartition("-")[2] for row in rows] == ["n3", "n2"]
-    assert re.search(
-        r"  failed +loss -1  lr=0\.3 .*  digits\.ipynb  rank 0 failed: E", rows[0]
-    )
+    assert re.search(r"  failed +loss -1  lr=0\.3 .*  digits\.ipynb  rank 0 failed: E", rows[0])
     assert "  loss 0   lr=0.2  " in rows[1]
     assert rest == "and 2 older: --all"
     assert len(str(listing.list_runs(tmp_path, whole=True)).splitlines()) == 5

@@ -492,11 +492,14 @@ class Card:
     """Notes on the run; other failures, missing values and how to continue, once it has ended."""
     fold: Sequence[str] = ()
     """Lines that are shown after a click."""
+    earlier: Sequence[str] = ()
+    """A line for each run before it in a loop."""
 
     def html(self) -> str:
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
         button = f" · {_BUTTON}{escape(self.stop)}</button>" if self.stop else ""
-        rows = [f"<div>{head}{button}</div>"]
+        rows = [f'<div style="{_FAINT}">{escape(line)}</div>' for line in self.earlier]
+        rows.append(f"<div>{head}{button}</div>")
         if self.failure is not None:
             rows.append(self.failure.html())
         rows += [f"<div>{escape(excerpt(line, MAX_TEXT))}</div>" for line in self.remarks]

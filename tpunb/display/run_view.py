@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tpunb.display import formatters, html, output_budget
@@ -28,6 +29,8 @@ BATCH_EVERY = 2.0
 """Seconds between updates under papermill and nbclient, where no user is watching."""
 BATCH_LINES_EVERY = 10.0
 """Seconds between writes there, each of which becomes an output of its own in the file."""
+EARLIER = 10
+"""Runs before it in a loop that have a line on the card."""
 LARGEST_FIGURE = 8_000_000
 """Bytes of a figure's file that are read."""
 TERMINAL_EVERY = 10.0
@@ -48,6 +51,7 @@ class RunView:
         age: float = 0.0,
         stop: str = html.STOP,
         notes: Iterable[Note] = (),
+        follows: RunView | None = None,
     ) -> None:
         """Show a run.
 
@@ -60,8 +64,15 @@ class RunView:
             age: Seconds since the run began, if it is not followed from its start.
             stop: Label of the button that interrupts the cell.
             notes: Notes on the run as a whole, which its card shows.
+            follows: The view of the run before it in the cell. If that has succeeded, its card
+                becomes this run's, with a line for the run before.
         """
         self._front = current_front_end() if front is None else front
+        self.panel_output = ReplacedOutput()
+        """The place of the panel, below the card."""
+        if follows is not None and follows.succeeded:
+            self._front = replace(self._front, publish=follows._front.publish)
+            self.panel_output = follows.panel_output
         self._clock = clock
         self._run = run
         batch = self._front.batch
@@ -79,6 +90,9 @@ class RunView:
         self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
+        if follows is not None and follows.succeeded:
+            earlier = follows._status
+            self._status.earlier = [*earlier.earlier, earlier.folded()][-EARLIER:]
         for note in notes:
             self._note(note, whole=True)
 
@@ -110,6 +124,11 @@ class RunView:
     def _feed(self, tracebacks: Iterator[tuple[int, str]]) -> None:
         for rank, text in tracebacks:
             self._log.feed(rank, "stderr", text, self._clock())
+
+    @property
+    def succeeded(self) -> bool:
+        """True once the run has succeeded, with nothing to be said about it."""
+        return self._status.succeeded
 
     @property
     def shows_everything(self) -> bool:
@@ -170,15 +189,6 @@ class RunView:
         self._show_newest(now)
         self._status.leave(text)
         self._publish(now)
-
-    def fold(self) -> None:
-        """Reduce the card of a run that has succeeded to one line: the next of a loop begins.
-
-        A terminal has no card.
-        """
-        if self._front.publish is not None and self._status.succeeded:
-            card = self._status.folded().html()
-            self._front.publish({"text/html": card, "text/plain": self._status.line()})
 
     def _show_newest(self, now: float) -> None:
         """Replace the newest lines, if the budget is spent and there are new ones."""

@@ -128,6 +128,8 @@ class RunStatus:
         self._time_left = progress.TimeLeft()
         self._result: RunResult | None = None
         self._colour = _RUNNING
+        self.earlier: list[str] = []
+        """A line for each of the newest runs before it in a loop."""
         self.notes: list[Note] = []
         """Notes on the run as a whole."""
         self.unfinished: dict[int, list[str]] = {}
@@ -225,10 +227,10 @@ class RunStatus:
         result = self._result
         return result is not None and result.state is RunState.SUCCEEDED and not result.remarks()
 
-    def folded(self) -> Card:
-        """Return the card in one line."""
-        facts = [*self._facts(), *self._newest(), *self._costs(), self._folder]
-        return Card(self._colour, self._state(), facts, "")
+    def folded(self) -> str:
+        """Return the ended run in one line."""
+        facts = [self._facts()[-1], *self._newest(), *self._costs(), self._folder]
+        return " · ".join([self._state(), *facts])
 
     def state(self) -> tuple[str, ...]:
         """Return the state and the live ranks: a terminal gets a new line when they change."""
@@ -251,7 +253,8 @@ class RunStatus:
         """Return the line, and below it the other contents of the card."""
         failure = self._failure()
         details = [] if failure is None else failure.lines()
-        return "\n".join([self.line(), *self._below(), *details, *self._remarks(), *self._fold()])
+        below = [*self._below(), *details, *self._remarks(), *self._fold()]
+        return "\n".join([*self.earlier, self.line(), *below])
 
     def html(self, *, stop: bool = False) -> str:
         """Return the card as HTML; with `stop`, it has a Stop button while the run is active."""
@@ -292,6 +295,7 @@ class RunStatus:
             failure=self._failure(),
             remarks=self._remarks(),
             fold=self._fold(),
+            earlier=self.earlier,
         )
 
     def _remarks(self) -> list[str]:

@@ -115,11 +115,13 @@ def _answer_in_subshell(widget: Any) -> None:
 
 
 @contextmanager
-def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
+def open_panel(
+    spec: RunSpec, run: RunDir, output: ReplacedOutput, front: FrontEnd | None = None
+) -> Iterator[Panel]:
     """Context manager: the running cell shows its run's panel, if the front end supports it."""
     front = front or current_front_end()
     clicks = clicks_heard(front) if _has_ipywidgets() else Clicks.NEVER
-    panel = Panel(spec, run, clicks=clicks, restores=front.stops)
+    panel = Panel(spec, run, clicks=clicks, restores=front.stops, output=output)
     try:
         yield panel
     finally:
@@ -131,7 +133,7 @@ def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
     if isinstance(run, Attached) and clicks_heard(current_front_end()) is not Clicks.NEVER:
         with suppress(ImportError):  # the import delays nothing: the run continues
             importlib.import_module("ipywidgets")
-    with open_panel(run.spec, run.dir) as panel:
+    with open_panel(run.spec, run.dir, view.panel_output) as panel:
         view.tick()
         if panel.is_open:
             panel.reserve_place()  # right below the card: lines come before the front end answers

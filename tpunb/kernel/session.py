@@ -423,10 +423,15 @@ class Session:
                 request = self.prepare(options, call, interrupts, front)
                 run = self._start(request, interrupts)
                 assert isinstance(run, Run)
-                view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
                 cell, earlier = self._launched
-                if earlier is not None and cell == self.history.running():
-                    earlier.fold()
+                view = RunView(
+                    run.spec,
+                    run.dir,
+                    logs=request.shown_ranks,
+                    front=front,
+                    notes=request.notes(run.spec),
+                    follows=earlier if cell == self.history.running() else None,
+                )
                 with callbacks.calling(on_log and watched):
                     result = self.runs.follow(run, view, request, interrupts)
                 self._launched = self.history.running(), view
