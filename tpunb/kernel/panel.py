@@ -32,6 +32,7 @@ from tpunb.display import html
 from tpunb.display.chart import chart_html
 from tpunb.display.formatters import result_card
 from tpunb.display.front_end import (
+    NOTHING,
     FrontEnd,
     ReplacedOutput,
     SharedOutput,
@@ -64,8 +65,6 @@ _LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visib
 NO_CLICKS = (
     "<i>ipykernel 6 receives clicks only after the cell: for search, ranks and zoom use --bg</i>"
 )
-_NOTHING = {"text/html": "", "text/plain": ""}
-"""What stands in the panel's place without it."""
 _RANK = re.compile(r"\[(\d+)(?=[ \]])")
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
@@ -140,26 +139,24 @@ def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
         yield from show_events(run, view, panel)
 
 
-class BackgroundPanel:
-    """The panel of a background run, in which the kernel is free to receive clicks."""
+def background_panel(spec: RunSpec, run: RunDir, output: SharedOutput) -> Panel:
+    """Return the panel of a background run, in which the kernel is free to receive clicks.
 
-    def __init__(self, spec: RunSpec, run: RunDir) -> None:
-        """Call this in the thread of a cell."""
-        self._output = SharedOutput(f"{run.id}-panel")
-        front = current_front_end()
-        clicks = Clicks.NEVER
-        if front.publish is not None and not front.batch and _has_ipywidgets():
-            clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
-            self._output(_NOTHING)
-        self.panel = Panel(
-            spec,
-            run,
-            clicks=clicks,
-            restores=front.stops,
-            output=self._output,
-            stop=partial(_press_stop, run),
-        )
-        self.show = self._output.show
+    Call this in the thread of a cell.
+    """
+    front = current_front_end()
+    clicks = Clicks.NEVER
+    if front.publish is not None and not front.batch and _has_ipywidgets():
+        clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
+    output(NOTHING)
+    return Panel(
+        spec,
+        run,
+        clicks=clicks,
+        restores=front.stops,
+        output=output,
+        stop=partial(_press_stop, run),
+    )
 
 
 def _press_stop(run: RunDir) -> None:
@@ -253,7 +250,7 @@ class Panel:
 
     def reserve_place(self) -> None:
         """Show nothing in the panel's place, below the cell's outputs so far."""
-        self._output(_NOTHING)
+        self._output(NOTHING)
 
     def tick(self) -> None:
         """Probe, open or update the panel, if it is time. Call this often, in the cell's thread."""
@@ -287,7 +284,7 @@ class Panel:
         self._close_probes()
         self._clicks, self._probes_left = Clicks.NEVER, 0
         if self._widgets is not None:
-            self._output(_NOTHING)
+            self._output(NOTHING)
             self._widgets.close(restores=self._restores)
             self._widgets = None
 
