@@ -114,11 +114,9 @@ def _answer_in_subshell(widget: Any) -> None:
 
 
 @contextmanager
-def open_panel(
-    spec: RunSpec, run: RunDir, output: ReplacedOutput, front: FrontEnd | None = None
-) -> Iterator[Panel]:
+def open_panel(spec: RunSpec, run: RunDir, output: ReplacedOutput) -> Iterator[Panel]:
     """Context manager: the running cell shows its run's panel, if the front end supports it."""
-    front = front or current_front_end()
+    front = current_front_end()
     clicks = clicks_heard(front) if _has_ipywidgets() else Clicks.NEVER
     panel = Panel(spec, run, clicks=clicks, restores=front.stops, output=output)
     try:

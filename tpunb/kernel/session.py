@@ -207,8 +207,10 @@ class Session:
             )
         except NotebookError:  # the first run reports it
             return choice
-        cells = [(cell.number, cell.source) for cell in found.cells if cell.kind == "code"]
-        ahead = choose_for(None, cells)
+        code = [cell for cell in found.cells if cell.kind == "code"]
+        ahead = choose_for(
+            None, [(cell.number or at, cell.source) for at, cell in enumerate(code, 1)]
+        )
         return ahead if ahead.problem(on_tpu=False) is None else choice
 
     def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
