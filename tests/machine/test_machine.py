@@ -24,8 +24,9 @@ def pci(root: Path, *devices: tuple[str, str]) -> Path:
 
 def test_this_machine_has_no_tpu_and_rehearses() -> None:
     here = machine.detect_machine({})
-    assert (here.device, here.chips, here.default_cores) == ("CPU", 0, 4)
-    assert here.processors >= 1
+    assert (here.device, here.chips) == ("CPU", 0)
+    ranks = [replace(here, processors=number).default_cores for number in (1, 3, 16)]
+    assert ranks == [2, 3, 4]
     assert here.memory > 2**30
 
 

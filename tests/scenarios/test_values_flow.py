@@ -64,7 +64,7 @@ def test_train_cells_above_neither_run_again_nor_cost_memory(nb: Kernel) -> None
         ran = cell(nb, f"%%tpu_train\nprint('train', {number})", f"train-{number}").good()
         kept.append(sum(map(is_kept, nb.processes())))
         if number:
-            assert "prelude: both cells reused from the previous run" in ran.printed()
+            assert "prelude: 2 of 2 cells reused" in ran.printed()
             assert not re.search(r"cells? (\[\d+\] )?runs?\b|kept for the next", ran.printed())
     assert len(set(kept[1:])) == 1, kept
 

@@ -225,8 +225,8 @@ class TrainOptions:
     """Options of `%%tpu_train`."""
 
     cores: Cores | None = _cores_option(
-        "number of ranks, one for each core (default: all chips of this machine, or 4 rehearsal "
-        "cores without a TPU)"
+        "number of ranks, one for each core (default: all chips of this machine; without a TPU, "
+        "as many rehearsal cores as it has processors, from 2 to 4)"
     )
     on: str | None = option(
         "--on",

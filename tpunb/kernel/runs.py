@@ -87,8 +87,6 @@ class Runs:
         An interrupt stops the run; another one skips the grace period. `missing` returns lines
         about names that the notebook does not get from a successful run.
         """
-        for note in request.notes(run.spec):
-            view.show(Note(note))
         seen = 0
         for _ in panel.show_run(run, view):
             if interrupts.count > seen:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,7 +62,6 @@ from tpunb.utils.interrupts import Interrupts, counted_interrupts
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
-    from tpunb.notebook.lint.findings import Finding
     from tpunb.places.hosts_target import Target
 
 INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
@@ -108,9 +107,7 @@ class Session:
         self._metadata: Metadata | None = None
         self._launched: tuple[int | None, RunView | None] = None, None
         """The cell of the last call of `tpunb.launch`, and the view of its run."""
-        self._lint_told: object = None
-        self._backend_told: BackendName = "xla"
-        self._notes_told: set[str] = set()
+        self._told: set[object] = set()
         device.note_running()
         restored_names.restore()  # cells of 2020 run here first
         chips, _ = tpu.count_chips(machine.root_of(os.environ))
@@ -212,8 +209,10 @@ class Session:
             )
         except NotebookError:  # the first run reports it
             return choice
-        cells = [(cell.number, cell.source) for cell in found.cells if cell.kind == "code"]
-        ahead = choose_for(None, cells)
+        code = [cell for cell in found.cells if cell.kind == "code"]
+        ahead = choose_for(
+            None, [(cell.number or at, cell.source) for at, cell in enumerate(code, 1)]
+        )
         return ahead if ahead.problem(on_tpu=False) is None else choice
 
     def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
@@ -394,7 +393,8 @@ class Session:
             assert isinstance(run, Run)
             if options.background:
                 return self.hand_over_later(run, request, delivery)
-            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
+            notes = request.notes(run.spec)
+            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front, notes=notes)
             brought = _brought(options)
 
             def missing() -> Iterator[str]:
@@ -428,10 +428,15 @@ class Session:
                 request = self.prepare(options, call, interrupts, front)
                 run = self._start(request, interrupts)
                 assert isinstance(run, Run)
-                view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
                 cell, earlier = self._launched
-                if earlier is not None and cell == self.history.running():
-                    earlier.fold()
+                view = RunView(
+                    run.spec,
+                    run.dir,
+                    logs=request.shown_ranks,
+                    front=front,
+                    notes=request.notes(run.spec),
+                    follows=earlier if cell == self.history.running() else None,
+                )
                 with callbacks.calling(on_log and watched):
                     result = self.runs.follow(run, view, request, interrupts)
                 self._launched = self.history.running(), view
@@ -504,9 +509,8 @@ class Session:
                 options, notebook, machine, cores, runs=self.defaults.runs, target=target
             ),
             vm=vm,
-            notes_shown=frozenset(self._notes_told),
-            choice=None if choice.backend in ("xla", self._backend_told) else choice,
-            lint_shown=_without_places(notebook.findings) == self._lint_told,
+            told=self._told,
+            choice=None if choice.backend == "xla" else choice,
             call=cell if isinstance(cell, LaunchCall) else None,
         )
 
@@ -545,13 +549,7 @@ class Session:
 
     def _start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
         """Start the run, and order a shutdown after it if requested. Raises as `Runs.start`."""
-        run = self.runs.start(request, self.defaults.runs, interrupts)
-        # Compared without cell numbers, which change whenever a cell runs.
-        self._lint_told = _without_places(request.notebook.findings)
-        self._backend_told = request.machine.backend
-        snapshot = request.notebook.snapshot
-        if snapshot.path is None:  # the notes of the next run would be the same
-            self._notes_told.update(snapshot.notes)
+        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask)
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, run.dir.path)
         return run
@@ -638,10 +636,6 @@ class Session:
             print(line, flush=True)
 
 
-def _without_places(findings: Iterable[Finding]) -> object:
-    return [(each.rule, each.line, each.source) for each in findings]
-
-
 def _describe(request: RunRequest) -> str:
     from tpunb.kernel import pipeline
 
@@ -656,6 +650,7 @@ def _brought(options: TrainOptions) -> set[str]:
 def preload() -> None:
     """Import and read everything that the first train cell needs in the kernel."""
     importlib.import_module("tpunb.kernel.pipeline")
-    importlib.import_module("ipywidgets")
+    with suppress(ImportError):  # a kernel's environment without it has no panel
+        importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()
     importlib.import_module("tpunb.diagnostics.failure.rules").rules()

@@ -81,7 +81,8 @@ def submit(
         if isinstance(run, Attached):
             print(f"run {run.dir.id} continues on {run.spec.cores()}: tpunb attach {run.dir.id}")
             return 0
-        view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="")
+        notes = request.notes(run.spec)
+        view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="", notes=notes)
         return _exit_status(own.follow(run, view, request, interrupts))
 
 

@@ -15,6 +15,7 @@ from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import cpus, env_vars, memory
 
 REHEARSAL_CORES = 4
+"""The most rehearsal ranks of a run without `--cores`."""
 RANK_MEMORY = 250 * 2**20
 """Least bytes that a rehearsal rank needs once torch_xla's runtime has started (measured)."""
 
@@ -108,7 +109,7 @@ class Machine:
         if self.device == "GPU":
             return self.gpus
         if self.device == "CPU":
-            return REHEARSAL_CORES
+            return max(2, min(REHEARSAL_CORES, self.processors))
         if self.backend == "torchtpu":
             return max(self._torchtpu_counts, default=1)
         return max(1, self.chips) if self.devices_per_chip == 1 else 1

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tpunb.runs import events
@@ -194,7 +195,7 @@ class UnionFolder:
         if self._node_rank == 0 or isinstance(event, Figure):
             yield event
         elif isinstance(event, Note):
-            yield Note(f"{self._name}: {event.text}", event.time)
+            yield replace(event, text=f"{self._name}: {event.text}")
 
     def _write(self, change: FileGrown | FileReplaced, data: bytes) -> None:
         if change.file == self._run.metrics.name:

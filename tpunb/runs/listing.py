@@ -161,13 +161,16 @@ class RunTable(Printable):
         notes: Sequence[str] = (),
     ) -> RunTable:
         """Return the table of these runs. `further`: columns with a cell for each run."""
+        notebooks = [each.notebook for each in runs]
         columns = {
             "run": [each.run.id for each in runs],
             "state": [str(each.state) for each in runs],
+            **further,
             "cores": [each.cores for each in runs],
             "time": [each.took for each in runs],
             "started": [date_and_time(each.started) for each in runs],
-            **further,
+            "notebook": notebooks if len({*notebooks}) > 1 else [""] * len(runs),
+            "failure": [excerpt(each.failure, _LONGEST) for each in runs],
         }
         columns = {head: cells for head, cells in columns.items() if any(cells)}
         return cls(tuple(columns), runs, [*zip(*columns.values(), strict=True)], notes)
@@ -204,10 +207,8 @@ def list_runs(runs: Path, *, whole: bool = False) -> RunTable:
     if refused := directory.describe_refused(runs):
         notes.append(refused)
     further = {
-        "notebook": [each.notebook for each in listed],
         "best": [_best(each.run) for each in listed],
         "parameters": _describe_parameters(listed),
-        "failure": [excerpt(each.failure, _LONGEST) for each in listed],
     }
     return RunTable.of(listed, further, notes)
 

@@ -288,7 +288,6 @@ class _Notes:
     def __init__(self, saved: float, deleted: Mapping[str, float]) -> None:
         self._saved = saved
         self._deleted = deleted
-        self._unsaved: list[Cell] = []
         self._edited: list[Cell] = []
         self._moved: list[Cell] = []
         self._lines: list[str] = []
@@ -314,8 +313,9 @@ class _Notes:
         # Papermill replaces the cell that it injected in an earlier run.
         if document is None or INJECTED in document.tags:
             return
-        if _stripped(document.source) != _stripped(run.source):
-            (self._edited if self._saved > run.time else self._unsaved).append(cell)
+        # The version that ran is the newer one if the cell has only not been saved since.
+        if self._saved > run.time and _stripped(document.source) != _stripped(run.source):
+            self._edited.append(cell)
 
     def lines(self, laid: Snapshot) -> tuple[str, ...]:
         """Return the notes, one line for each kind of difference."""
@@ -338,14 +338,10 @@ class _Notes:
         ):
             if cells:
                 lines.append(f"{what}: {_named(cells)}")
-        for one, several, cells in (
-            ("has unsaved edits", "have unsaved edits", self._unsaved),
-            ("was edited after it ran", "were edited after they ran", self._edited),
-        ):
-            if len(cells) == 1:
-                lines.append(f"{_named(cells)} {one}; the version you ran is used")
-            elif cells:
-                lines.append(f"{_named(cells)} {several}; the versions you ran are used")
+        if edited := self._edited:
+            changed = "was edited after it" if len(edited) == 1 else "were edited after they"
+            used = "version you ran is" if len(edited) == 1 else "versions you ran are"
+            lines.append(f"{_named(edited)} {changed} ran; the {used} used")
         return tuple(lines)
 
 

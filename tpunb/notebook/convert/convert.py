@@ -122,7 +122,7 @@ def convert(
     conversion.omissions.sort(key=lambda entry: (entry[0], entry[1].line))
     return Script(
         body,
-        _blocks(body, resources["header"], conversion.cells),
+        _blocks(body, resources["header"], conversion.cells, whole=conversion.got is None),
         tuple(omission for _, omission in conversion.omissions),
         conversion.spmd,
         tuple(conversion.missing_changes),
@@ -202,8 +202,12 @@ def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
     }
 
 
-def _blocks(body: str, head: str, cells: list[Any]) -> tuple[Block, ...]:
-    """Locate each cell in the script, by counting the lines of the template's layout."""
+def _blocks(body: str, head: str, cells: list[Any], *, whole: bool) -> tuple[Block, ...]:
+    """Locate each cell in the script, by counting the lines of the template's layout.
+
+    Unless `whole`, cells of which everything is left out are not among them: to run one again, or
+    to keep a copy after it, would serve nothing.
+    """
     lines = body.split("\n")
     end = head.count("\n")
     blocks = [Block("header", 1, end)]
@@ -214,14 +218,19 @@ def _blocks(body: str, head: str, cells: list[Any]) -> tuple[Block, ...]:
         if lines[first - 1 : last] != source:
             raise AssertionError(f"the template does not keep the lines of {cell.source!r}")
         end = last + 1  # the blank line below it
-        if cell.cell_type == "code":
-            data = cell.metadata
+        data = cell.metadata
+        code = whole or data.role != "prelude" or any(map(_is_code, source))
+        if cell.cell_type == "code" and code:
             values = data.get("only_values", False)
             seconds = None if values else data.seconds  # those of its run
             blocks.append(
                 Block(data.role, first, last, data.index, data.number, seconds, values, data.cwd)
             )
     return tuple(blocks)
+
+
+def _is_code(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 @dataclass
@@ -493,7 +502,8 @@ def leave_out_front_end(conversion: Conversion) -> None:
 
 
 def replace_launches(conversion: Conversion) -> None:
-    """Replace statements that start other runs by the values that they left in the kernel.
+    """Replace statements that start other runs by the values that they left in the kernel, and that
+    other code reads.
 
     In a script that runs on its own, they call their function in place.
     """
@@ -504,16 +514,24 @@ def replace_launches(conversion: Conversion) -> None:
         _launch_here(conversion, trees)
         return
     launching = Launching([tree for _, tree in trees])
-    for cell, tree in trees:
-        if cell.metadata.role == "train":
-            continue
+    starts = {
+        id(cell): list(launching.statements(tree))
+        for cell, tree in trees
+        if cell.metadata.role != "train"
+    }
+    others = [
+        ast.Module([node for node in tree.body if node not in starts.get(id(cell), ())], [])
+        for cell, tree in trees
+    ]
+    scopes = scopes_of(*others)
+    for cell, _ in trees:
         edited = EditedCell(cell.source.split("\n"))
-        for node in reversed(list(launching.statements(tree))):
+        for node in reversed(starts.get(id(cell), ())):
             text = ast.unparse(node)
             brought = {
                 name: value
                 for name in sorted(changed_names(ast.Module([node], [])))
-                if (value := conversion.left(name)) is not None
+                if scopes.may_read(name) and (value := conversion.left(name)) is not None
             }
             edited.leave_out([LeftOutStatement(node, LeftOut.LAUNCH)])
             if brought:

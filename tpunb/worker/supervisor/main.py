@@ -499,7 +499,7 @@ class Supervisor:
             order = replace(order, node_rank=rank, address=address, port=port)
         elif replicate is None:
             spec = run.spec
-            kept = self.kept.begin(folder, spec, env, lambda line: queued.emit(Note(line)))
+            kept = self.kept.begin(folder, spec, env, queued.emit)
             with contextlib.suppress(OSError, ValueError):
                 run.spec = folder.read_spec()
             cells = sum(block.role == "prelude" for block in spec.blocks)

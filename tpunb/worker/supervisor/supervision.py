@@ -498,7 +498,7 @@ class Supervision:
             if host.problem:
                 self._emit(Note(f"the copy of {host.name}'s files is incomplete: {host.problem}"))
         if kept := self._kept():
-            self._emit(Note(kept))
+            self._emit(Note(kept, minor=True))
         result = self._result()
         try:
             self.dir.write_result(result)
