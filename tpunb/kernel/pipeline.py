@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from tpunb.backends.choice import LABELS, BackendChoice
+from tpunb.kernel import cost
 from tpunb.kernel.current_parameters import Parameters, PlainNames, with_parameters
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
@@ -228,7 +229,9 @@ class RunRequest:
         return {**saved, **self.env, **self.restored}
 
     def notes(self, spec: RunSpec) -> Iterator[str]:
-        """Yield the notes that are shown before the run begins."""
+        """Yield the notes that are shown before the run begins, first its cost."""
+        if costs := cost.describe(self.target, self.options.timeout):
+            yield costs
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
             yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"

@@ -25,7 +25,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import device, rank_names, setup
+from tpunb.kernel import cost, device, rank_names, setup
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Run
@@ -523,7 +523,10 @@ class Session:
         front = front or front_end.current_front_end()
         show = partial(show_waiting, front)
         try:
-            return find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            target = find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            if not options.dry_run and (costs := cost.describe(target, options.timeout)):
+                show(costs)
+            return target
         except BaseException:
             if front.publish is not None:  # the error replaces the progress
                 front.publish({"text/html": "", "text/plain": ""})
@@ -541,7 +544,7 @@ class Session:
 
     def _start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
         """Start the run, and order a shutdown after it if requested. Raises as `Runs.start`."""
-        run = self.runs.start(request, self.defaults.runs, interrupts)
+        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask)
         # Compared without cell numbers, which change whenever a cell runs.
         self._lint_told = _without_places(request.notebook.findings)
         self._backend_told = request.machine.backend
