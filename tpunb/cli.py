@@ -418,6 +418,9 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
         "--detach", help="return once the run has started; `tpunb attach` follows it"
     )
     dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
+    yes: bool = flag(
+        "--yes", help="start without a confirmation, even if it may cost more than ask_above"
+    )
     manifest: bool = flag(
         "--manifest",
         help="for a place of kind jobset: print the Kubernetes objects that kubectl runs",
@@ -442,6 +445,7 @@ def _submit(chosen: SubmitOptions) -> int:
         chosen.runs,
         detach=chosen.detach,
         dry_run=chosen.dry_run,
+        yes=chosen.yes,
     )
 
 

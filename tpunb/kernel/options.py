@@ -319,6 +319,12 @@ class TrainOptions:
         group=BACKGROUND,
         exclusive=True,
     )
+    yes: bool = flag(
+        "--yes",
+        help="with --on: start without a confirmation, even if the run may cost more than the "
+        "place's ask_above",
+        group=BACKGROUND,
+    )
     stop_when_done: bool = _stop_when_done_flag("when this run has ended")
     idle: float | None = _idle_option()
     cold: bool = flag(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from tpunb.backends.choice import LABELS, BackendChoice
+from tpunb.kernel import cost
 from tpunb.kernel.current_parameters import Parameters, PlainNames, with_parameters
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
@@ -233,7 +234,8 @@ class RunRequest:
         lines |= notebook.lint_lines()
         notes = [Note(text, minor=key in self.told) for key, text in lines.items()]
         self.told.update(lines)
-        return [*map(Note, self.costs), *notes]
+        costs = cost.describe(self.target, self.options.timeout)
+        return [*([Note(costs)] if costs else []), *notes]
 
     def spec(self, run_id: str) -> RunSpec:
         """Return the content of `spec.json` in the run folder."""

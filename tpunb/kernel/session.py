@@ -25,7 +25,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import device, rank_names, setup
+from tpunb.kernel import cost, device, rank_names, setup
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Run
@@ -531,7 +531,10 @@ class Session:
         front = front or front_end.current_front_end()
         show = partial(show_waiting, front)
         try:
-            return find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            target = find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            if not options.dry_run and (costs := cost.describe(target, options.timeout)):
+                show(costs)
+            return target
         except BaseException:
             if front.publish is not None:  # the error replaces the progress
                 front.publish({"text/html": "", "text/plain": ""})
