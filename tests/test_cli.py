@@ -416,9 +416,9 @@ class TestClean:
         assert cli.main(["clean"]) == 0
         assert asked == [f"Remove from {folder}? [y/N] "]
         heads, *rows, total, removed = capsys.readouterr().out.splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started", "size"]
+        assert heads.split() == ["run", "state", "size", "cores", "time", "started"]
         assert len(rows) == 4
-        assert re.search(r"-lost +lost +2 CPU +\? +2023-\S+ \S+ +20 kB", "\n".join(rows))
+        assert re.search(r"-lost +lost +20 kB +2 CPU +\? +2023-", "\n".join(rows))
         assert re.match(r"4 runs, 2\d kB$", total)
         assert removed == "Removed."
         assert self.left(folder) == self.OTHERS

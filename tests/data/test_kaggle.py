@@ -133,7 +133,7 @@ def test_what_kaggle_refuses(kaggle: FakeKaggle) -> None:
 
 def test_without_kagglehub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kagglehub", None)
-    with pytest.raises(MissingPackageError, match=r"kagglehub .* `pip install 'tpunb\[kaggle\]'`"):
+    with pytest.raises(MissingPackageError, match=r"kagglehub .*pip install .*'tpunb\[kaggle\]'`"):
         downloaded(CATS, "to")
 
 
