@@ -24,15 +24,6 @@ def test_a_run_gets_its_device_and_loses_what_other_launchers_left() -> None:
     assert kernel == {"HOME": "/root", "RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "1"}
 
 
-def test_every_change_has_its_reason_and_only_changes_are_listed() -> None:
-    env = {"PJRT_DEVICE": "TPU", "PYTHONUNBUFFERED": "1", "TQDM_MININTERVAL": "9"}
-    assert environment.environment_changes(env, "TPU") == []
-    env["LOCAL_RANK"] = "0"
-    (change,) = environment.environment_changes(env, "TPU")
-    assert (change.name, change.value) == ("LOCAL_RANK", None)
-    assert change.reason
-
-
 PRESETS = [
     {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0"},  # Kaggle
     {  # LeaderWorkerSet, KubeRay's webhook: one process for each host

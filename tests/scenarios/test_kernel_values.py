@@ -76,23 +76,6 @@ def test_kernel_values_changed_by_a_cell_below_reach_the_run(nb: Kernel, options
     assert tpunb.runs(nb.folder / "runs").iloc[0]["params.lr"] == 0.01
 
 
-def test_failure_line_number_with_injected_kernel_values(nb: Kernel) -> None:
-    train(nb, "pass").good()
-    nb.run("lr = 0.1", "below").good()
-    ran = train(nb, "print(lr)\n1 / 0")
-    assert ", line 3: ZeroDivisionError" in ran.red_line
-    assert "❯    3  1 / 0" in ran.status
-
-
-def test_kernel_value_of_a_skipped_cell_is_used(nb: Kernel) -> None:
-    nb.run("# tpu: skip\nsteps = 7", "below").good()
-    ran = train(nb, "print('steps', steps)").good()
-    assert "steps 7" in ran.stdout
-    assert "steps: 7 from the kernel; no cell in this run defines it" in ran.status
-    refused = train(nb, "print('steps', steps)", "--replay")
-    assert "`steps` is defined only in cell [" in refused.traceback
-
-
 @pytest.mark.parametrize("options", ["", "--replicate"])
 def test_replay_of_cells_that_can_run_only_once(nb: Kernel, options: str) -> None:
     """Each finds what it found in the kernel, or its work done; the train cell finds neither."""

@@ -69,17 +69,6 @@ def test_train_cells_above_neither_run_again_nor_cost_memory(nb: Kernel) -> None
     assert len(set(kept[1:])) == 1, kept
 
 
-def test_returns_option_missing_for_a_later_train_cell_is_explained(nb: Kernel) -> None:
-    number = cell(nb, "%%tpu_train\nlosses = [1.0]", "one").good().number
-    refused = cell(nb, "%%tpu_train\nprint(losses)", "two")
-    assert (
-        f"`losses` is defined only in cell [{number}], a train cell that does not return it: "
-        f"add `--returns losses` to cell [{number}] and run it again"
-    ) in refused.traceback
-    cell(nb, "%%tpu_train --returns losses\nlosses = [1.0]", "one").good()
-    assert "[1.0]" in cell(nb, "%%tpu_train\nprint(losses)", "two").good().printed()
-
-
 def test_returned_value_of_a_failed_train_cell_is_noted_as_missing(nb: Kernel) -> None:
     ran = cell(nb, ADD.format("\n1 / 0", 1), "one")
     assert "ZeroDivisionError" in ran.red_line

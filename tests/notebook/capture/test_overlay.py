@@ -78,13 +78,6 @@ CASES = [
         4,
     ),
     Case(
-        "before the hook: trailing newlines do not matter",
-        ["a = 1\n", "%load_ext tpunb", TRAIN],
-        ["a = 1", "%load_ext tpunb", ("c2", TRAIN)],
-        [("a = 1", 1), ("%load_ext tpunb", 2), (TRAIN, 3)],
-        2,
-    ),
-    Case(
         "before the hook: ran again since, the later text counts",
         ["rate = 0.25", "%load_ext tpunb", TRAIN],
         ["rate = 0.25", "%load_ext tpunb", ("c0", "rate = 0.5"), ("c2", TRAIN)],
@@ -127,24 +120,10 @@ CASES = [
         4,
     ),
     Case(
-        "no ids: injected parameters take the place of older ones",
-        ["rate = 1", "# Parameters\nrate = 2", "a = 1", TRAIN],
-        ["rate = 1", "# Parameters\nrate = 3", "a = 1", TRAIN],
-        [("rate = 1", 1), ("# Parameters\nrate = 3", 2), ("a = 1", 3), (TRAIN, 4)],
-        3,
-    ),
-    Case(
         "no ids: a cell that ran again counts once, at the document's place",
         ["a = 1", "b = 2", TRAIN],
         ["a = 1", "b = 2", "a = 1", TRAIN],
         [("a = 1", 3), ("b = 2", 2), (TRAIN, 4)],
-        2,
-    ),
-    Case(
-        "no ids: texts that are not in the file are never taken for older versions",
-        ["value = 10", TRAIN],
-        ["value = 11", "value = 10", TRAIN],
-        [("value = 11", 1), ("value = 10", 2), (TRAIN, 3)],
         2,
     ),
     Case(
