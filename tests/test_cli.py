@@ -314,7 +314,9 @@ class TestListings:
         heads, two, one = capsys.readouterr().out.splitlines()
         names = "run state parameters cores time started failure"  # without empty columns
         assert heads.split() == names.split()
-        assert re.match(r"\d{8}-\d{6}-one +succeeded .*2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one)
+        assert re.match(
+            r"\d{8}-\d{6}-one +succeeded .*2 CPU +\d+ s +\d{4}-\d\d-\d\d \d\d:\d\d", one
+        )
         assert re.match(r"\d{8}-\d{6}-two +failed .*2 CPU ", two)
 
     def test_logs(self, capsys: pytest.CaptureFixture[str]) -> None:

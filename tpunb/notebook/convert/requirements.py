@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 
 from tpunb.notebook.convert.names import RunCells
 from tpunb.notebook.models import LeftOut, Need, Omission, Requirement
-from tpunb.notebook.scopes import Scopes, dotted, last_part
+from tpunb.notebook.scopes import Scopes, argument, dotted, last_part, literal
 
 _READ = ("read", "load", "open", "imread", "from_file", "fromfile", "genfromtxt", "memmap")
 _READ_FOLDER = ("ImageFolder", "DatasetFolder", "listdir", "scandir", "iterdir", "glob", "walk")
@@ -95,7 +95,7 @@ class _Machine:
                 self.folders += [os.path.join(start, path) for path in paths]
         elif name.startswith("_tpunb_setup_"):
             self.made += _texts(node)
-        elif name.startswith(_WRITE) or _opens_for_writing(node) or _downloads(node):
+        elif name.startswith(_WRITE) or _makes_files(node):
             self.made += self._paths(node)
 
     def needs(self, node: ast.AST) -> list[tuple[Need, str]]:
@@ -116,7 +116,7 @@ class _Machine:
             found = [path for text in _texts(node) for path in _OF_COMMANDS.findall(text)]
             return [path for path in found if "".join(self.made).count(path) == 1]
         reads = name.lower().startswith(_READ) or name in _READ_FOLDER or name == "_tpunb_run_file"
-        if not reads or _opens_for_writing(node) or _downloads(node):
+        if not reads or _makes_files(node):
             return []
         return [path for path in self._paths(node) if not self._is_made(path)]
 
@@ -139,11 +139,10 @@ class _Machine:
 
     def _path(self, node: ast.expr) -> str | None:
         """Return the path that an expression evaluates to, if that is known from the code."""
-        if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str) else None
         if isinstance(node, ast.Name):
-            value = self.constants.get(node.id)
-            return None if value is None or isinstance(value, ast.Name) else self._path(value)
+            node = self.constants.get(node.id, node)
+        if isinstance(text := literal(node), str):
+            return text
         parts: list[ast.expr] = []
         if isinstance(node, ast.Call) and last_part(node.func) in ("Path", "PurePath", "join"):
             parts = node.args
@@ -167,17 +166,11 @@ class _Machine:
 
 
 def _texts(node: ast.Call) -> list[str]:
-    parts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-    return [part for part in parts if isinstance(part, str)]
+    return [part for part in map(literal, ast.walk(node)) if isinstance(part, str)]
 
 
-def _opens_for_writing(node: ast.Call) -> bool:
+def _makes_files(node: ast.Call) -> bool:
     if last_part(node.func) != "open":
-        return False
-    modes = [*node.args, *(word.value for word in node.keywords if word.arg == "mode")]
-    texts = [mode.value for mode in modes if isinstance(mode, ast.Constant)]
-    return any(re.fullmatch(r"[rwaxbt+]*[wax][rwaxbt+]*", str(text)) for text in texts)
-
-
-def _downloads(node: ast.Call) -> bool:
-    return any(word.arg == "download" for word in node.keywords)
+        return argument(node, "download") is not None
+    modes = [str(literal(mode)) for mode in (*node.args, argument(node, "mode"))]
+    return any(re.fullmatch(r"[rwaxbt+]*[wax][rwaxbt+]*", mode) for mode in modes)
