@@ -77,6 +77,7 @@ def test_hosts_run_the_same_cell_with_their_own_ranks(make: Make) -> None:
     result = run.wait()
     assert (result.state, result.world_size) == (RunState.SUCCEEDED, 6)
     assert result.hosts == ("h0", "h1", "h2")
+    until(lambda: run.supervisor.has_exited)  # it was there for this run
     assert len(result.peak_memory) == 6
     assert all(result.peak_memory)
     assert sorted(run.log()) == [f"[{rank}] {rank} {rank % 2} 6 x" for rank in range(6)]
@@ -201,6 +202,27 @@ def test_crash_of_a_node_ends_the_run(make: Make) -> None:
     failure = run.wait().failure
     assert failure is not None
     assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "h0")
+
+
+def test_host_that_stops_its_ranks_by_itself_is_named(make: Make) -> None:
+    """Its machine shuts down, or it has not heard its supervisor for long (a laptop that slept)."""
+    run = make(GO_ON)
+    run.start()
+    run.await_lines("begun")
+    os.kill(run.supervisor_of(1), signal.SIGTERM)
+    result = run.wait()
+    assert (result.state, [each.headline() for each in result.failures]) == (
+        RunState.FAILED,
+        ["host h1 has stopped its ranks by itself"],
+    )
+
+
+def test_a_stop_ends_the_fetching_of_results(make: Make) -> None:
+    run = make("print('done')")
+    run.start(fetch=("sleep", "600"))
+    until(lambda: run.text("supervisor.log").count("RunFinished") == 2)
+    run.stop()
+    assert run.wait().state is RunState.INTERRUPTED
 
 
 @pytest.mark.parametrize("how", ["closes its lifeline", "is killed with its supervisor"])

@@ -207,7 +207,7 @@ class LocalNode(Node):
             self._all_processes,
             parent=self._runner,
             grace=self._grace,
-            on_step=lambda step: self.report(SignalSent(step)),
+            on_step=lambda step: self.report(SignalSent(step, time.time())),
             clock=self._clock,
         )
 
