@@ -147,6 +147,23 @@ def test_retry_restarts_all_hosts_together(make: Make, ranks: int) -> None:
     assert notes == [f"{failed}: starting again (retry 1 of 2)"]
 
 
+def test_retry_after_ranks_that_had_to_be_killed(make: Make) -> None:
+    """As those that wait in native code for the rank that has failed."""
+    run = make(
+        "import os, signal, time\n"
+        "if os.environ['TPUNB_ATTEMPT'] == '0':\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    time.sleep(1 if os.environ['RANK'] == '0' else 600)\n"
+        "    raise ValueError('once')",
+        retries=1,
+        grace=1.0,
+    )
+    run.start()
+    result = run.wait()
+    assert (result.state, result.attempts) == (RunState.SUCCEEDED, 2)
+
+
 def test_a_stop_stops_all_hosts(make: Make) -> None:
     run = make(GO_ON)
     run.start()
