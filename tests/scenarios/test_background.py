@@ -136,7 +136,7 @@ class TestInTheBackground:
         assert stopped[1].startswith(f"run {first} has ended: interrupted (stopped with %tpu_stop)")
         assert nb.value("g.wait().state, h.state") == ("succeeded", "interrupted")
         assert f"run {first} has ended: interrupted" in nb.run(f"%tpu_stop {first}").good().stdout
-        assert "last run: run " in nb.run("%tpu_stop", "stop").traceback
+        assert " has ended: succeeded" in nb.run("%tpu_stop", "stop").good().stdout
 
 
 COUNTS = """

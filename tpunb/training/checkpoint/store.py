@@ -80,10 +80,11 @@ class LocalStore:
 
     def list(self) -> list[str]:
         try:
-            entries = list(os.scandir(self._path))
+            names = os.listdir(self._path)  # not os.scandir, which a signal may leave open
         except FileNotFoundError:
             return []
-        return [each.name for each in entries if each.is_symlink() or each.is_file()]
+        paths = [self._path / name for name in names]
+        return [path.name for path in paths if path.is_symlink() or path.is_file()]
 
     def write(self, write: Callable[[IO[bytes]], str]) -> None:
         """Add a file, which appears when it is complete. `write` fills it and returns its name."""

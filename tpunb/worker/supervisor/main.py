@@ -30,6 +30,7 @@ from typing import IO
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase
 from tpunb.runs.protocol import (
+    Alive,
     Broken,
     ForkRunner,
     ImportLibraries,
@@ -60,7 +61,7 @@ from tpunb.utils.files import PACKAGE_ROOT, LineTail
 from tpunb.utils.processes import Process
 from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
-from tpunb.worker.supervisor.arm import Arm
+from tpunb.worker.supervisor.arm import FAREWELL, Arm
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
@@ -97,6 +98,7 @@ class QueuedRun:
         self.env = order.env
         self.detached = isinstance(order, StartRun) and order.detached
         self.ahead = isinstance(order, StartRun) and order.ahead
+        self.is_on_hosts = isinstance(order, StartNode) or order.pod is not None
         self.spec = self.dir.read_spec()
         self._ordered = time.time()
         self._requests = LineTail(self.dir.requests)
@@ -272,6 +274,7 @@ class Supervisor:
                 if self.fork_server is not None and self._fork_server_ended(self.fork_server):
                     self._on_fork_server_end()
             log.info("leaving: %s", self.leaving)
+            self._outbox.drain(FAREWELL)
         except BaseException:
             log.exception("the supervisor has failed")
             raise
@@ -302,7 +305,8 @@ class Supervisor:
         for reader in (self.kernel, self.reports):
             if reader is not None and not reader.closed:
                 sources.append(reader.fd)
-        readable = wait_readable(sources, TICK if self._busy else self._patience())
+        patience = TICK if self._busy else self._patience()
+        readable = wait_readable(sources, patience, writable=self._outbox.descriptor)
         if self._wake in readable and signal.SIGTERM in os.read(self._wake, 1 << 16):
             self._leave("the supervisor was terminated (SIGTERM)")
         if self.reports is not None and self.reports.fd in readable:
@@ -386,6 +390,8 @@ class Supervisor:
                         self._stop(queued, stop)
             case _ if isinstance(self.run, Arm):
                 self.run.on_order(message)
+            case Alive():  # while this host's part waits for its turn
+                self._outbox.send(message)
             case ShutDown():  # before it was this run's turn on its device
                 for queued in self._runs():
                     self._stop(queued, Stop())
@@ -582,7 +588,7 @@ class Supervisor:
             return
         self._send(RunFinished(str(queued.dir.path)))
         self._log.close_run(queued.dir.path)
-        if queued.detached or isinstance(queued.order, StartNode):
+        if queued.detached or queued.is_on_hosts:
             self.leaving = self.leaving or "its only run has ended"
 
     def _fork_server_ended(self, fork_server: subprocess.Popen[bytes]) -> bool:
