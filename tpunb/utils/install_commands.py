@@ -7,7 +7,7 @@ import shlex
 import site
 import sys
 import sysconfig
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 
 _PYTHON = shlex.quote(sys.executable)
 
@@ -25,7 +25,9 @@ def _where() -> str:
     return " --break-system-packages" if os.path.exists(managed) else ""
 
 
-_HAS_PIP = find_spec("pip") is not None
+# Not importlib.util.find_spec: it asks the hook of setuptools, which takes that for a start of pip
+# and then gives this process the standard library's distutils. TorchInductor needs setuptools'.
+_HAS_PIP = PathFinder.find_spec("pip") is not None
 _WITH_UV = f"pip install --python {_PYTHON}{_where()}"
 PIP_INSTALL = f"{_PYTHON} -m pip install{_where()}" if _HAS_PIP else f"uv {_WITH_UV}"
 """Installs packages. An interpreter without pip was made by uv."""
