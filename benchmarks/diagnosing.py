@@ -30,6 +30,7 @@ OF_FAMILY = {
     "fork-cuda": {"cuda-fork"},
     "checkpoint-corrupt": {"file-damaged"},
     "api-torch-xla-attr": {"torch-checkpoint"},
+    "device-mismatch-cuda": {"device-mismatch"},
 }
 """Rules that explain a family of reports but have another name, by family."""
 PARTLY = {

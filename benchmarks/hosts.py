@@ -84,11 +84,11 @@ def _said(run: RunOnHosts, word: str) -> int:
 
 
 def _here(run: RunOnHosts, began: float) -> float:
-    """When the last host was there, as the run's supervisor logged it."""
+    """When the last host was there and its fork server ready, as the run's supervisor logged it."""
     log = run.text("supervisor.log")
-    hours, minutes, rest = re.findall(r"^(\d+):(\d+):([\d.]+) h\d+: NodeHere", log, re.M)[-1]
+    found = re.findall(r"^(\d+):(\d+):([\d.]+) h\d+: (?:NodeHere|Ready)", log, re.MULTILINE)
     day = time.mktime((*time.localtime(began)[:3], 0, 0, 0, 0, 0, -1))
-    return day + int(hours) * 3600 + int(minutes) * 60 + float(rest)
+    return max(day + int(h) * 3600 + int(m) * 60 + float(s) for h, m, s in found)
 
 
 def _used(pid: int) -> float:

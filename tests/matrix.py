@@ -6,9 +6,11 @@ One after the other, each in a virtual environment of its own that is removed af
 for the time being), with the wheel as users install it. In each, one kernel does everything that
 tests/drivers/tour.py has. Prints a row of a table for each.
 
-Colab and Kaggle: from the lists that they publish, as of the commits below. They are downloaded, or
-taken from FOLDER. `--preludes`: also fork after what preludes do with each library that is there
-(docs/forks.md). uv finds the interpreters, or brings them.
+Debian and Ubuntu: the README's commands and the doctor's in a root, without torch
+(tests/drivers/roots.py; this takes root and debootstrap). Colab and Kaggle: from the lists that
+they publish, as of the commits below. They are downloaded, or taken from FOLDER. `--preludes`: also
+fork after what preludes do with each library that is there (docs/forks.md). uv finds the
+interpreters, or brings them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from tests.drivers import preludes, tour  # noqa: E402 - found by the line above
+from tests.drivers import preludes, roots, tour  # noqa: E402 - found by the line above
 
 UV = str(Path(sys.executable).with_name("uv"))
 
@@ -63,6 +65,11 @@ KAGGLE, KAGGLE_VERSIONS = (  # 2026-08-12
     Published("Kaggle/docker-python", "78aaa43f8cc8e6b01bbaa5a56c39b4a2f61a8277", path)
     for path in ("tpu/requirements.in", "tpu/config.txt")
 )
+KAGGLE_GPU = Published(
+    "Kaggle/docker-python", "01d659bb3e2b2b048752d1670cfd7f51b9dc6d92", "kaggle_requirements.txt"
+)
+OF_JUPYTER = ("ipywidgets", "jupyter_server", "jupyterlab", "kaggle", "nbconvert", "papermill")
+"""Packages of that list, which Colab's GPU image has besides, that tpunb needs or runs beside."""
 LEFT_OUT = {
     "dbus-python": "is compiled with Ubuntu's D-Bus",
     "GDAL": "is compiled with Ubuntu's GDAL",
@@ -138,6 +145,14 @@ ENVIRONMENTS = {
         ],
         env={"ISTPUVM": "1", "TPU_PROCESS_ADDRESSES": "local"},
     ),
+    "Kaggle-GPU": Environment(
+        "3.12",
+        lambda lists: [
+            *("torch==2.11.0", "pandas", "scikit-learn", "matplotlib", "safetensors"),
+            *(each for each in requirements(KAGGLE_GPU.read(lists)) if each.startswith(OF_JUPYTER)),
+        ],
+        torchtpu=True,
+    ),
     "newest": Environment(
         "3.13", lambda _: ["torch_xla", "torch==2.9.0", "--upgrade"], "[demo]", together=True
     ),
@@ -170,7 +185,8 @@ SHOWN = (
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
+    names = ", ".join([*ENVIRONMENTS, *roots.ROOTS])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--lists", type=Path, metavar="FOLDER")
     parser.add_argument("--preludes", action="store_true")
     options = parser.parse_args()
@@ -180,9 +196,12 @@ def main() -> None:
         wheel = build_wheel(folder)
         print(f"| environment | Python | packages | {' | '.join(SHOWN)} | installed in | works |")
         print("|---" * (len(SHOWN) + 5) + "|", flush=True)
-        for name in options.names or ENVIRONMENTS:
+        for name in options.names or [*ENVIRONMENTS, *roots.ROOTS]:
             with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=folder) as made:
-                row, problems = _try(ENVIRONMENTS[name], Path(made), wheel, options)
+                if name in roots.ROOTS:
+                    row, problems = _visit(name, Path(made), wheel)
+                else:
+                    row, problems = _try(ENVIRONMENTS[name], Path(made), wheel, options)
             print(f"| {name} | {row} |", flush=True)
             for problem in problems:
                 print(problem, file=sys.stderr, flush=True)
@@ -213,6 +232,18 @@ def _try(
     return " | ".join(
         [version.strip(), str(len(have)), *shown, f"{took:.0f} s", f"{works}, {toured:.0f} s"]
     ), problems
+
+
+def _visit(name: str, folder: Path, wheel: Path) -> tuple[str, list[str]]:
+    """The same for a root, in which there is no torch."""
+    began = time.monotonic()
+    found = dict(roots.visit(folder / "root", name, wheel))
+    good = [what for what, error in found.items() if not error]
+    works = "all" if len(good) == len(found) else ", ".join(good) or "nothing"
+    took = time.monotonic() - began
+    return " | ".join(["", "", *("" for _ in SHOWN), f"{took:.0f} s", works]), [
+        f"{name}, {what}:\n{error}" for what, error in found.items() if error
+    ]
 
 
 def build_wheel(folder: Path) -> Path:

@@ -59,7 +59,6 @@ ROWS: Mapping[str, tuple[str, ...]] = {
     ),
     "Faithful rehearsal": (
         "scenarios/test_deadlocks.py::test_deadlock_inside_torch_xla_launch_counts_collectives",
-        "scenarios/test_launcher.py::TestFailures::test_collective_mismatch_names_cells_and_lines",
     ),
     "Libraries run unmodified": (
         "scenarios/test_launcher.py::TestThatWorks::test_dataloader_workers_run_in_ranks",

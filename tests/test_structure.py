@@ -129,7 +129,7 @@ def test_what_knows_no_backend_imports_without_any() -> None:
         [sys.executable, "-c", WITHOUT_TORCH, *packages], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) > 200
+    assert len(done.stdout.split()) > 150
 
 
 def _docstrings(tree: ast.AST) -> set[ast.AST]:

@@ -91,7 +91,7 @@ def test_public_names_are_frozen_and_completed() -> None:
             "env: 'Mapping[str, str] | None' = None, ranks: 'str' = 'all', "
             "timeout: 'float | str | None' = None, hang_timeout: 'float | str' = 300.0, "
             "grace: 'float | str' = 15.0, retries: 'int' = 0, resume: 'str | None' = None, "
-            "raises: 'bool' = True, cold: 'bool' = False, "
+            "raises: 'bool' = True, yes: 'bool' = False, cold: 'bool' = False, "
             "replay: 'bool' = False, replicate: 'bool' = False, profile: 'str | None' = None) "
             "-> 'RunResult'",
         ),

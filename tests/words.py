@@ -1,4 +1,4 @@
-"""Refuses the left column of docs/words.md: `python -m tests.words`, in `make check`."""
+"""Refuses the left column of the last table of CONTRIBUTING.md: `python -m tests.words`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "docs/words.md"
+TABLE = ROOT / "CONTRIBUTING.md"
 OTHERS_WORDS = re.compile(r"^\s*(?:- )*\[?'")
 """Patterns of diagnose's rules: they quote the logs of other programs."""
 
 
 def read_table() -> dict[str, str]:
     """Return what to write, by each phrase of the left column."""
-    rows = re.findall(r"^\| (`.+) \| (.+) \|$", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    table = TABLE.read_text(encoding="utf-8").partition("\n## Words\n")[2]
+    rows = re.findall(r"^\| (`.+) \| (.+) \|$", table, re.MULTILINE)
     return {phrase: instead for left, instead in rows for phrase in re.findall("`(.+?)`", left)}
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that people read, with their numbers from 1."""
     text = path.read_text(encoding="utf-8")
+    if path == TABLE:
+        text = text.partition("\n## Words\n")[0]
     if path.suffix == ".py":
         yield from _python_lines(text)
     elif path.suffix == ".ipynb":
@@ -61,11 +64,11 @@ def main() -> int:
     files = [*ROOT.glob("*.md"), *ROOT.glob("tpunb/**/*.py"), *ROOT.glob("tpunb/**/*.yaml")]
     files += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/**/*.ipynb")]
     found = 0
-    for path in sorted(set(files) - {TABLE}):
+    for path in sorted(set(files)):
         for number, phrase in find_refused(path, table):
             found += 1
             place = f"{path.relative_to(ROOT)}:{number}"
-            print(f"{place}: {phrase!r}: write {table[phrase.lower()]} (docs/words.md)")
+            print(f"{place}: {phrase!r}: write {table[phrase.lower()]} ({TABLE.name})")
     return 1 if found else 0
 
 

@@ -342,13 +342,17 @@ def _diagnose(chosen: DiagnoseOptions) -> int:
 
     path = Path(chosen.log)
     diagnoses: list[Diagnosis] | None
-    if chosen.log == "-":
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
-        diagnoses = None if chosen.returncode == 0 else diagnose(text, chosen.returncode)
-    elif path.is_file():
+    if path.is_file():
         text, diagnoses = read_end(path), diagnose_log(path, chosen.returncode)
     else:
-        raise TpunbError(f"there is no log {chosen.log!r}")
+        if chosen.log == "-" and sys.stdin is not None:
+            data = sys.stdin.buffer.read()
+        elif path.is_fifo():  # <(command) in a shell
+            data = path.read_bytes()
+        else:
+            raise TpunbError(f"there is no log {chosen.log!r}")
+        text = data.decode("utf-8", "replace")
+        diagnoses = None if chosen.returncode == 0 else diagnose(text, chosen.returncode)
     if chosen.json:
         print(json.dumps([diagnosis.to_json() for diagnosis in diagnoses or ()], indent=1))
     elif diagnoses is None:
@@ -414,6 +418,9 @@ class SubmitOptions(_RunsFolder, _NotebookOptions):
         "--detach", help="return once the run has started; `tpunb attach` follows it"
     )
     dry_run: bool = flag("--dry-run", help="show the plan and the script, run nothing")
+    yes: bool = flag(
+        "--yes", help="start without a confirmation, even if it may cost more than ask_above"
+    )
     manifest: bool = flag(
         "--manifest",
         help="for a place of kind jobset: print the Kubernetes objects that kubectl runs",
@@ -438,6 +445,7 @@ def _submit(chosen: SubmitOptions) -> int:
         chosen.runs,
         detach=chosen.detach,
         dry_run=chosen.dry_run,
+        yes=chosen.yes,
     )
 
 

@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from tpunb.utils import records, text
 from tpunb.utils.errors import DataError, MissingPackageError
 from tpunb.utils.files import write_json
+from tpunb.utils.install_commands import PIP_INSTALL
 from tpunb.utils.options import argument, option
 
 HELP = "download data, or upload results; nothing is transferred twice or overwritten"
@@ -233,12 +234,14 @@ def _fetch(
             raise
         paths = {str(path.relative_to(unpacked)): path for path in unpacked.rglob("*")}
         fresh = {n: p for n, p in paths.items() if p.is_file() and WORK not in n.split("/")}
-    taken = [
+    taken = {
         n
         for n, path in fresh.items()
         if os.path.lexists(folder / n)
         and not ((folder / n).is_file() and filecmp.cmp(path, folder / n, shallow=False))
-    ]
+    }
+    parents = {str(parent) for n in fresh for parent in PurePosixPath(n).parents}
+    taken |= {p for p in parents if os.path.lexists(folder / p) and not (folder / p).is_dir()}
     _refuse_overwriting(folder, taken)
     for n, path in fresh.items():
         (folder / n).parent.mkdir(parents=True, exist_ok=True)
@@ -368,7 +371,7 @@ def _ask_kagglehub(source: KaggleSource) -> str:
     try:
         import kagglehub
     except ImportError:
-        install = "`pip install 'tpunb[kaggle]'`"
+        install = f"`{PIP_INSTALL} 'tpunb[kaggle]'`"
         raise MissingPackageError("kagglehub", "data from Kaggle", install) from None
     get = getattr(kagglehub, f"{source.kind.removesuffix('s')}_download")
     return str(get(source.handle, path=source.file))

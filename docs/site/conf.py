@@ -44,13 +44,9 @@ NAVIGATION = {
         "docs/howto/night",
         "docs/howto/pod",
         "docs/howto/elsewhere",
-        "docs/howto/data",
-        "docs/howto/compare",
-        "docs/howto/predict",
         "docs/howto/script",
     ],
     "docs/guide": [
-        "docs/loop",
         "docs/forks",
         "docs/debugging",
         "docs/lint",
@@ -78,7 +74,6 @@ NAVIGATION = {
     "CONTRIBUTING": [
         "docs/architecture",
         "docs/diagnose",
-        "docs/words",
         "SECURITY",
         "CHANGELOG",
     ],

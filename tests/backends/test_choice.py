@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.fakes import torch_tpu
+from tpunb.backends import choice
 from tpunb.backends.choice import (
     Installed,
     NamedBackend,
@@ -38,15 +40,11 @@ SURE, MAYBE = NamedBackend("cell [2] has `it`", True), NamedBackend("cell [3] ha
         ({}, BOTH, "torch", "torch_xla does not fit this torch"),
         ({"xla": MAYBE, "torchtpu": MAYBE}, BOTH, "torchtpu", "cell [3]"),
         ({"xla": SURE}, NEW, "xla", "cell [2]"),
-        ({"torchtpu": SURE}, XLA, "torchtpu", "cell [2]"),
         ({"torchtpu": SURE, "torch": SURE}, NEW, "torchtpu", "cell [2]"),
-        ({"torch": SURE}, XLA, "torch", "cell [2]"),
-        ({"torch": MAYBE}, XLA, "xla", "torch_xla is installed"),
         # Code for both, or with a fallback: what is installed decides.
         ({"xla": SURE, "torchtpu": SURE}, XLA, "xla", "cell [2]"),
         ({"xla": SURE, "torchtpu": SURE}, NEW, "torchtpu", "cell [2]"),
         ({"xla": MAYBE, "torch": SURE}, XLA, "xla", "cell [3]"),
-        ({"xla": MAYBE, "torch": SURE}, NEW, "torch", "cell [2]"),
         ({"xla": MAYBE, "torchtpu": SURE}, XLA, "torchtpu", "cell [2]"),
         ({"torchtpu": MAYBE}, XLA, "xla", "torch_xla is installed"),
         ({"torchtpu": MAYBE}, NEW, "torchtpu", "cell [3]"),
@@ -73,8 +71,6 @@ def test_the_code_decides_then_what_is_installed(
         ("torchtpu", NEW, True, "torch_tpu is needed"),
         ("torchtpu", TPU, True, ""),
         ("torchtpu", XLA, False, "needs torch 2.11 or later, but torch 2.9 is installed"),
-        ("torchtpu", NOTHING, False, "torch is needed"),
-        ("torch", NEW, False, ""),
         ("torch", NOTHING, False, "torch is needed"),
     ],
 )
@@ -117,3 +113,17 @@ def test_a_stand_in_for_torch_tpu_does_not_change_what_is_installed(
     assert not loading.is_loaded()
     loading.remove_stand_in()
     assert "torch_tpu" not in sys.modules
+
+
+def test_a_python_without_its_shared_library_is_found_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = choose("xla", None, XLA)
+    assert chosen.problem(on_tpu=False) is None
+    of_debian = SimpleNamespace(version_info=(3, 99, 0), base_prefix="/usr")
+    monkeypatch.setattr(choice, "sys", of_debian)
+    with pytest.raises(
+        MissingPackageError, match=r"^libpython3\.99\.so.*`sudo apt install libpython"
+    ):
+        chosen.require("%%tpu_train", on_tpu=False)
+    assert choose("torch", None, XLA).problem(on_tpu=False) is None

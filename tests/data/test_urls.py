@@ -167,8 +167,12 @@ def test_nothing_is_overwritten(site: Site) -> None:
     Path("mine/same.txt").write_bytes(b"same")
     with pytest.raises(DataError, match=r"other files with these names: a.txt. Nothing was over"):
         downloaded(f"{site.url}/x.zip", "mine")
-    assert files("mine") == {"a.txt": b"mine", "same.txt": b"same"}
     Path("mine/a.txt").unlink()
+    Path("mine/b").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"other files with these names: b. Nothing was over"):
+        downloaded(f"{site.url}/x.zip", "mine")
+    assert files("mine") == {"b": b"mine", "same.txt": b"same"}
+    Path("mine/b").unlink()
     downloaded(f"{site.url}/x.zip", "mine")
     assert files("mine") == {"a.txt": b"new", "same.txt": b"same", "b/c.txt": b"c"}
     assert site.sent == 1  # the archive was not downloaded again

@@ -78,7 +78,7 @@ def test_result_card(shell: InteractiveShell, make_result: MakeResult) -> None:
     card = html(shell, result)
     assert card is not None
     assert "<b>succeeded</b> · digits · 4 rehearsal cores · 12 s · returned: w" in card
-    assert "&lt;loss&gt;</span> <b>2</b>" in card
+    assert 'alt="&lt;loss&gt; 2 from 4 to 2"' in card
     assert card.count("data:image/svg+xml") == 1
     assert "one</span> <b>1</b>" in card
     assert "<div>best &lt;loss&gt; 2 (step 2)</div>" in card
@@ -168,7 +168,7 @@ def test_table_of_runs(shell: InteractiveShell, tmp_path: Path) -> None:
         return listing.StoredRun(folder, state, "2 CPU", "3 s", "", failure, 0.0, 3.0)
 
     runs = [run("first", RunState.FAILED, "<b> & more"), run("second", RunState.RUNNING, "")]
-    further = {"best": ["", ""], "failure": [each.failure for each in runs]}
+    further = {"best": ["", ""]}
     table = listing.RunTable.of(runs, further, ["and 2 older: --all"])
     shown = html(shell, table)
     assert shown is not None

@@ -91,22 +91,6 @@ def test_lines_that_all_ranks_have_written_do_not_wait() -> None:
     assert shown.writes[-1][0] == shown.now
 
 
-def test_nothing_is_written_when_nothing_came() -> None:
-    shown = Shown()
-    shown.wait(5)
-    shown.finish()
-    assert shown.writes == []
-
-
-def test_stdout_and_stderr_keep_the_order_in_which_they_came() -> None:
-    shown = Shown()
-    shown.feed(1, "out 1\n")
-    shown.feed(1, "err 1\n", "stderr")
-    shown.feed(1, "out 2\n")
-    shown.wait(0.1)
-    assert shown.text == "[1] out 1\n[1] err 1\n[1] out 2\n"
-
-
 def test_notes_are_printed_without_a_rank_prefix() -> None:
     shown = Shown(logs=frozenset())
     shown.feed(0, "unseen\n")

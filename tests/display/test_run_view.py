@@ -50,18 +50,19 @@ class Notebook:
         return [text for _, what, text in self.messages if what == kind]
 
 
-Open = Callable[[Notebook], RunView]
+Open = Callable[..., RunView]
 
 
 @pytest.fixture
 def open_view(tmp_path: Path, make_spec: Callable[..., RunSpec]) -> Open:
-    def open_it(notebook: Notebook) -> RunView:
+    def open_it(notebook: Notebook, *notes: Note) -> RunView:
         return RunView(
             make_spec(),
             RunDir(tmp_path / "digits"),
             logs=frozenset(range(4)),
             front=notebook.front,
             clock=lambda: notebook.now,
+            notes=notes,
         )
 
     return open_it
@@ -109,6 +110,18 @@ def test_a_run_from_end_to_end(open_view: Open, make_result: MakeResult, tmp_pat
     last = notebook.of("status")[-1]
     assert last.startswith("succeeded · 4 ranks · rehearsal on CPU · 12 s · step 199 · loss 1.5 · ")
     assert str(tmp_path / "digits") in last
+
+
+def test_notes_on_the_run_are_on_its_card(open_view: Open, make_result: MakeResult) -> None:
+    notebook = Notebook()
+    view = open_view(notebook, Note("a new one"), Note("an old one", minor=True))
+    view.show(Note("what is kept", minor=True))
+    view.tick()
+    [running] = notebook.of("status")
+    assert running.endswith("\na new one")
+    view.finish(make_result())
+    assert notebook.of("status")[-1].endswith("\na new one\nan old one\nwhat is kept")
+    assert notebook.of("stream") == []
 
 
 @pytest.mark.parametrize("batch", [False, True])

@@ -98,11 +98,7 @@ class Ran:
 
     def cards(self) -> list[dict[str, Any]]:
         """What is displayed by runs, but for the places of panels, which no front end fills."""
-        return [
-            bundle
-            for bundle in self.displays.values()
-            if not str(bundle["text/plain"]).startswith("log: ")
-        ]
+        return [bundle for bundle in self.displays.values() if bundle["text/plain"]]
 
     @property
     def traceback(self) -> str:

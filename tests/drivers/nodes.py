@@ -96,8 +96,9 @@ class RunOnHosts:
         variables: Mapping[str, str] | None = None,
         *,
         detached: bool = False,
+        fetch: tuple[str, ...] = (),
     ) -> None:
-        """Start it on all hosts."""
+        """Start it on all hosts; `fetch` stands for the command that fetches large results."""
         nodes = [
             NodeCommand(
                 (
@@ -114,7 +115,7 @@ class RunOnHosts:
             )
             for number, host in enumerate(self.hosts)
         ]
-        pod = protocol.Pod(tuple(nodes), ("true",), ())
+        pod = protocol.Pod(tuple(nodes), ("true",), fetch)
         self.supervisor.run(self.dir.path, {}, pod=pod, detached=detached)
         if detached:
             self.supervisor.detach()
@@ -160,5 +161,4 @@ class RunOnHosts:
     def close(self) -> None:
         for host in self.hosts:
             host.kill()
-        if not self.supervisor.has_exited:
-            self.supervisor.close()
+        self.supervisor.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.test_listing import made
-from tpunb.display.front_end import FrontEnd
+from tpunb.display.front_end import FrontEnd, SharedOutput
 from tpunb.kernel import panel
 from tpunb.kernel.panel import PROBE_AFTER, PROBES, UPDATE_EVERY, Clicks, Panel, clicks_heard
 from tpunb.runs import state
@@ -124,8 +124,8 @@ def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched)
 
 
 def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None:
-    handle = panel.BackgroundPanel(state.read_spec(run), run)
-    opened, bundles = handle.panel, []
+    bundles: list[object] = []
+    opened = panel.background_panel(state.read_spec(run), run, SharedOutput("panel"))
     opened._output, opened._probes_left, opened._clicks = bundles.append, PROBES, Clicks.AT_ONCE
     opened.tick()
     opened._probes[0].answer.value = 1
@@ -156,7 +156,7 @@ def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> No
     assert "[2] c" in shown._log.value
     assert 'alt="loss from 0 to 2"' in shown._chart.value
     watched.panel.end()
-    assert set(watched.bundles[-1]) == {"text/plain"}
+    assert watched.bundles[-1]["text/html"] == ""
 
 
 @pytest.mark.parametrize(

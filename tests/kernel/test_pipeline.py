@@ -19,6 +19,7 @@ from tpunb.notebook.lint.findings import Finding
 from tpunb.notebook.models import Cell, LeftOut, Snapshot
 from tpunb.places.target import LocalTarget
 from tpunb.runs.directory import RunDir, new_run
+from tpunb.runs.events import Note
 from tpunb.runs.spec import Device, RunSpec
 
 CELLS = (
@@ -100,7 +101,7 @@ def test_spmd_has_one_rank() -> None:
     spec = wanted.spec("an-id")
     assert (spec.world_size, spec.spmd) == (1, 4)
     [note] = wanted.notes(spec)
-    assert note == "SPMD: one process drives all 4 rehearsal cores (cell [1] calls use_spmd())"
+    assert note.text == "SPMD: one process drives all 4 rehearsal cores (cell [1] calls use_spmd())"
 
 
 def test_lint_refuses_only_code_that_certainly_fails() -> None:
@@ -111,25 +112,19 @@ def test_lint_refuses_only_code_that_certainly_fails() -> None:
     assert refused.value.findings == (certain,)
 
 
-def test_lint_tells_of_the_train_cell_first() -> None:
+def test_lint_tells_once_of_the_train_cell() -> None:
     warning = Finding("w", "warning", 3, 7, "it may hang", "do not")
     own = Finding("w", "warning", 4, 1, "it is slow", "do it faster", own=True)
     below = replace(own, cell=6, below=True, source="  plot(m)", message="it is old")
     again = replace(own, line=5)
     beside = replace(own, rule="v", message="it is odd")
-    assert [*notebook(SMALL, HINT).lint_notes()] == []
-    assert [*notebook(SMALL, HINT, warning).lint_notes()] == [
-        "lint: 1 warning, 1 hint (--dry-run shows them). The first: cell [3], line 7: it may hang"
+    wanted = request(notebook(SMALL, HINT, warning, own, below, again, beside))
+    spec = wanted.spec("an-id")
+    assert wanted.notes(spec) == [
+        Note("lint: cell [4], line 1: it is slow. Fix: do it faster"),
+        Note("lint: below, `plot(m)`: it is old. Fix: do it faster"),
     ]
-    assert [*notebook(SMALL, HINT, warning, own, below).lint_notes()] == [
-        "lint: cell [4], line 1: it is slow. Fix: do it faster",
-        "lint: below, `plot(m)`: it is old. Fix: do it faster",
-        "lint: 1 more warning, 1 more hint (--dry-run shows them). "
-        "The first: cell [3], line 7: it may hang",
-    ]
-    assert [*notebook(SMALL, HINT, own, again, beside).lint_notes()] == [
-        "lint: cell [4], line 1: it is slow. Fix: do it faster"
-    ]
+    assert [note.minor for note in wanted.notes(spec)] == [True, True]
 
 
 HERE = LocalTarget(Machine("local", "CPU", 0, "", 8, 2**34))

@@ -61,3 +61,10 @@ def test_launch_result_changed_by_the_notebook_has_no_expression() -> None:
     assert expression("it") == "_tpunb_ended.read_run('/runs/first', 'value').returns['value']"
     weights["w"] = torch.ones(3)
     assert expression("it") is None
+
+
+def test_launches_that_no_variable_holds_take_no_memory() -> None:
+    returned = Returned()
+    for _ in range(3):
+        returned.add_launched(result("gone", 1))
+    assert len(returned._launched) == 1

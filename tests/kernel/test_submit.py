@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -17,6 +19,7 @@ from tpunb.places.target import LocalTarget
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import files
+from tpunb.utils.interrupts import counted_interrupts
 
 
 class Pod(LocalTarget):
@@ -56,6 +59,17 @@ def test_errors_name_the_option_of_the_train_cell(
 ) -> None:
     with pytest.raises(TpunbError, match=said):
         prepare(line)
+
+
+def test_ctrl_c_answers_the_question_of_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(prompt: str) -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", pressed)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    with counted_interrupts(), pytest.raises(KeyboardInterrupt):
+        submit._ask("Start it? ")
 
 
 def test_resume_last_continues_from_the_latest_run_that_has_saved(

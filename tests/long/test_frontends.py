@@ -74,7 +74,6 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     opened.shows("load", "3 rehearsal cores")
     opened.shows("train", re.compile("training · 3 of 3 ranks · .* · step 7 · .*loss 0.75"))
     opened.shows("train", re.compile(r"\[\S+\] factor 3"))
-    opened.shows("train", "cell [2] has unsaved edits; the version you ran is used")
     expect(opened.output("train").locator("text=training")).to_have_count(1)
     assert "rank 0 done" not in opened.output("train").inner_text()
     status = opened.output("train").locator(".jp-RenderedHTML div").first
@@ -96,7 +95,7 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     kept = json.loads(run.snapshot.read_text())
     assert (kept["origin"], kept["name"]) == ("the Jupyter server", "small")
     assert kept["path"] == str(opened.folder / "small.ipynb")
-    assert kept["notes"] == ["cell [2] has unsaved edits; the version you ran is used"]
+    assert kept["notes"] == []
     assert [cell["source"][-10:] for cell in kept["cells"]][1] == "factor = 3"
     assert "factor = 2" in (run.path / "notebook.ipynb").read_text()
 
@@ -118,7 +117,7 @@ def test_browser_edit_run_all_and_interrupt(opened: Opened) -> None:
     shown = [out for out in saved if out.output_type == "display_data"]
     card, panel = (out["data"]["text/plain"] for out in shown)
     assert card.startswith("succeeded · 3 ranks")
-    assert panel.startswith("log: runs/")
+    assert panel == ""
     assert "widget" not in str(shown)
 
     # A new name counts at once, though the kernel was started with the old one; so does a cell
@@ -170,7 +169,6 @@ def test_panel_works_while_the_cell_runs_and_is_not_saved(
         (opened.folder / "go on").touch()
         opened.shows("below", "on 1")
         expect(train.locator(".jupyter-widgets")).to_have_count(0)
-        opened.shows("train", "run.log (%tpu_logs searches it)")
         opened.save()
         saved_text = (opened.folder / "small.ipynb").read_text()
         assert "widget-view" not in saved_text
@@ -190,9 +188,9 @@ def test_attach_again_after_an_interrupt_in_the_browser(browser: Browser, tmp_pa
         opened.shows("attach", "Stop following")
         opened.save()
         opened.open_again("jupyterlab")
-        # What was saved, and no mark that the cell goes on.
-        hint = opened.output("attach").locator('img[alt^="not updating? %load_ext tpunb, then"]')
-        expect(hint).to_have_count(1)
+        # What was saved, and that it does not go on here.
+        hint = opened.output("attach").get_by_text("no longer connected: %load_ext tpunb, then")
+        expect(hint).to_be_visible(timeout=PATIENCE * 1000)
         prompt = opened.cell("attach").locator(".jp-InputPrompt")
         expect(prompt).not_to_have_text("[*]:")
 

@@ -143,29 +143,3 @@ def test_spmd_switched_on_in_the_prelude_of_several_ranks_names_the_cell(driver:
     assert failure.rank is None
     assert failure.message.startswith("cell [2] has switched SPMD on")
     assert not any("never" in line for line in seen.log)
-
-
-def test_retry_of_an_spmd_run_resumes_from_the_checkpoint(driver: Driver) -> None:
-    seen = spmd(
-        driver,
-        MESH,
-        MODEL,
-        """
-found = tpunb.load()
-first = 0
-if found:
-    model.load_state_dict(found['model'])
-    first = found.step
-for number in range(first, 4):
-    loss = step().item()
-    tpunb.save({'model': model.state_dict()}, number + 1)
-    print('step', number, torch_xla._XLAC._get_xla_sharding_spec(model[0].weight))
-    if number == 1 and not found:
-        os.kill(os.getpid(), 9)
-""",
-        retries=1,
-    )
-    assert seen.result.state == "succeeded", seen.result
-    assert seen.result.attempts == 2
-    spec = "{devices=[4,1]0,1,2,3}"
-    assert printed(seen) == [f"step {number} {spec}" for number in range(4)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tpunb.utils.errors import INSTALL_XLA
+from tpunb.utils.install_commands import INSTALL_XLA
 
 pytestmark = [
     pytest.mark.usefixtures("starts_processes")

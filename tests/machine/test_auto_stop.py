@@ -61,7 +61,6 @@ def test_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("v6e-8", {"NODE_ID": "0"}, {}, "`gcloud compute instances stop` stops it"),
         ("v6e-8", {"ACCELERATOR_TYPE": ""}, {}, "does not name it as a TPU VM"),
-        ("v6e-8", {"CONSUMER_PROJECT_ID": ""}, {}, "does not name it as a TPU VM"),
         ("v6e-8", {}, {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, "a Kaggle session, which costs quota"),
         ("v6e-8", {}, {"COLAB_RELEASE_TAG": "x"}, r"a Colab runtime: .*runtime.unassign\(\)"),
         ("v6e-8", {}, {"KUBERNETES_SERVICE_HOST": "x"}, r"Google Cloud \(Kubernetes"),
@@ -86,12 +85,10 @@ def test_none_to_be_stopped(
         ),
         ({"acceleratorType": "v5p-8"}, "my-tpu in .* is another machine: v5p-8 at 10.128"),
         ({"networkEndpoints": [{"ipAddress": ADDRESS}, {"ipAddress": "x"}]}, "one of 2 hosts"),
-        ({"networkEndpoints": []}, "my-tpu in .* is another machine"),
         (
             {"schedulingConfig": {"spot": True}},
             r"a spot VM, .* tpu-vm delete my-tpu --zone=us-central1-a --project=my-p",
         ),
-        ({"schedulingConfig": {"preemptible": True}}, "a spot VM"),
         ({"state": "PREEMPTED"}, "the state of my-tpu is PREEMPTED, not READY"),
     ],
 )
@@ -208,14 +205,6 @@ def test_who_stops_the_run_by_hand_decides(watched: Watched, origin: StopOrigin)
     assert watched.gcloud.calls == []
 
 
-def test_a_run_that_hangs_does_not_keep_it(watched: Watched) -> None:
-    run = watched.run()
-    end(run, RunState.HUNG, Stop(StopCause.HUNG))
-    watched.give(run=str(run.path))
-    watched.after(0)
-    assert watched.after(60)[0] is STOPPED
-
-
 def test_any_run_that_ends_later_will_do(watched: Watched) -> None:
     end(watched.run())
     watched.give(since=time.time() + 0.01)
@@ -278,19 +267,15 @@ def test_whoever_has_the_tpu_holds_it_up(
         assert watched.after(1)[0] is COUNTING
 
 
-@pytest.mark.parametrize("why", ["PERMISSION_DENIED", "is another machine"])
-def test_google_cloud_refuses(watched: Watched, why: str) -> None:
-    if why == "PERMISSION_DENIED":
-        (watched.gcloud.folder / "denied").touch()
-    else:
-        watched.gcloud.put(PLACE, networkEndpoints=[{"ipAddress": "10.0.0.99"}])
+def test_google_cloud_refuses(watched: Watched) -> None:
+    (watched.gcloud.folder / "denied").touch()
     watched.give(idle=60.0)
     watched.after(0)
     # gcloud is tried again after another countdown
     assert [watched.after(60)[0] for _ in range(2)] == [COUNTING, COUNTING]
     phase, reason = watched.after(60)
     assert phase is StopPhase.FAILED
-    assert why in reason
+    assert "PERMISSION_DENIED" in reason
     assert len(watched.gcloud.calls) == auto_stop.TRIES
     assert watched.stops == 0
     assert next(watched.looks, None) is None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from tests.fakes.libtpu import FakeChip, ports_of, serving
 from tpunb.machine import chip_meter
@@ -64,3 +68,41 @@ def test_without_a_server_nothing_is_known_and_nothing_written(tmp_path: Path) -
     assert meter.look(training=True) == []
     assert chip_meter.parse_ports("") == [8431]
     assert chips.read_chips(tmp_path) == ()
+
+
+def test_gpus_are_those_that_cuda_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    loads = {0: (3 * GB, 40), 1: (5 * GB, 90), "GPU-8932": (1 * GB, 10)}
+
+    def find(which: int | str) -> tuple[int, int]:
+        if which not in loads:
+            raise NVMLError("Not Found")
+        return loads[which]
+
+    library = SimpleNamespace(  # nvidia-ml-py 13, whose driver no test machine has
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=find,
+        nvmlDeviceGetHandleByUUID=find,
+        nvmlDeviceGetMemoryInfo=lambda found: SimpleNamespace(used=found[0], total=16 * GB),
+        nvmlDeviceGetUtilizationRates=lambda found: SimpleNamespace(gpu=found[1]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    every = chip_meter.meter_of_gpus(None).look(training=True)
+    assert list(map(str, every)) == [
+        "GPU 0: 3.0 of 16.0 GB, 40 % busy",
+        "GPU 1: 5.0 of 16.0 GB, 90 % busy",
+    ]
+    told = "GPUs: duty cycle 65 % (40 % on GPU 0), memory up to 5.0 of 16.0 GB"
+    assert chips.describe_chips(every) == told
+    assert [gpu.duty for gpu in chip_meter.meter_of_gpus("1, GPU-8932").look(training=True)] == [
+        90.0,
+        10.0,
+    ]
+    assert chip_meter.meter_of_gpus("0,7").look(training=True) == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert chip_meter.meter_of_gpus(None).look(training=True) == []

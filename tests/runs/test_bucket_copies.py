@@ -135,6 +135,10 @@ def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
     there: FakeBucket, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The process copies while the run is going on, and ends soon after it."""
+    assert cli.main(["runs", there.url]) == 0
+    assert capsys.readouterr().out == f"There are no runs in {there.url} yet.\n"
+    with pytest.raises(TpunbError, match=f"there are no runs in {there.url}$"):
+        directory.find_run(bucket_copies.cached_runs(there.url), None)
     lock = run.take_lock()
     assert lock is not None
     row = {"rank": 0, "attempt": 0, "step": 1, "time": 1.0, "reduce": {}, "loss": 0.25}

@@ -3,25 +3,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from tpunb.display.html import MAX_CHIPS, chips_html, describe_some_chips
-from tpunb.runs import chips, stream
+from tpunb.runs import chips
 from tpunb.runs.chips import Chip
-from tpunb.runs.stream import Replace
+from tpunb.runs.directory import RunDir
+from tpunb.runs.folder_stream import FolderStream, UnionFolder
 
 GB = 10**9
 
 
 def test_chips_of_all_hosts_are_collected(tmp_path: Path) -> None:
-    whole, hosts = tmp_path / "whole", ("a", "b", "c")
+    run, hosts = RunDir(tmp_path / "whole"), ("a", "b", "c")
+    run.path.mkdir()
     for node_rank in (0, 1):  # c has no library that asks
         here = tmp_path / str(node_rank)
         here.mkdir()
         chips.write_chips(here, [Chip(0, node_rank * GB, 16 * GB, 50.0)])
-        sent = Replace(chips.FILE, (here / chips.FILE).read_bytes())
-        told = stream.decode(stream.encode(sent))
-        assert isinstance(told, Replace)
-        place = whole / stream.path_in_union(told.file, node_rank, range(node_rank, node_rank + 1))
-        place.parent.mkdir(parents=True)
-        place.write_bytes(told.data)
+        union = UnionFolder(run, node_rank, range(node_rank, node_rank + 1), hosts[node_rank])
+        for sent in FolderStream(RunDir(here)).read(last=True):
+            union.add(sent)
+    whole = run.path
     found = chips.read_chips(whole, hosts)
     assert [(chip.name, chip.memory) for chip in found] == [("a/0", 0), ("b/0", GB)]
     (whole / chips.FILE).write_text('[{"number": 0')  # cut off

@@ -14,6 +14,7 @@ import pytest
 import tpunb
 from tests.runs.test_listing import made
 from tpunb.errors import TpunbError
+from tpunb.runs import last_run
 from tpunb.runs.directory import RunDir
 from tpunb.runs.parameters import parameters
 
@@ -54,9 +55,9 @@ def test_comparison_table_has_a_row_per_run(tmp_path: Path) -> None:
     frame = tpunb.runs(tmp_path)
     assert frame.index.name == "run"
     assert set(frame.index) == {first.id, second.id, lost.name}
-    assert list(frame.columns[:6]) == ["name", "state", "cores", "device", "started", "duration"]
-    assert set(frame.columns[6:]) == {
-        "resumed_from",
+    assert list(frame.columns[:3]) == ["name", "state", "duration"]
+    assert list(frame.columns[-5:-1]) == ["cores", "device", "started", "resumed_from"]
+    assert {*frame.columns[3:-5], frame.columns[-1]} == {
         "notebook",
         "params.lr",
         "params.name",
@@ -98,7 +99,7 @@ def lines(figure: Any) -> dict[str, list[float]]:
     return {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in axis.lines}
 
 
-def test_plot_of_several_runs(tmp_path: Path) -> None:
+def test_plot_of_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = ran(tmp_path, "one", TAGGED, loss=[3.0, 1.0])
     other = ran(tmp_path, "other", TAGGED, loss=[2.0, 0.0])
     ran(tmp_path, "silent")
@@ -113,6 +114,10 @@ def test_plot_of_several_runs(tmp_path: Path) -> None:
     assert [*chosen.index] == [other.id]
     with pytest.raises(TpunbError, match="has 'none' in its id"):
         tpunb.plot("none", folder=tmp_path)
+    elsewhere = ran(tmp_path, "elsewhere", loss=[9.0])
+    elsewhere.snapshot.write_text('{"path": "/another.ipynb"}')
+    monkeypatch.setattr(last_run, "result", elsewhere.read_result())
+    assert lines(tpunb.plot(folder=tmp_path)) == {"elsewhere": [9.5]}
 
 
 def test_a_metric_can_be_chosen(tmp_path: Path) -> None:

@@ -78,6 +78,24 @@ def test_small_files_are_sent_whole_when_they_change(run: RunDir) -> None:
     assert said(stream) == {"attempts/0/2/pulse": b"\x01" * 80}
 
 
+def test_a_file_that_grows_all_the_time_leaves_room_for_others(run: RunDir) -> None:
+    run.stacks(0, 2).write_text("much " * folder_stream.PIECE * 3)
+    (run.attempt(0, 2) / "stdout.log").write_text("little")
+    stream, sent = FolderStream(run), []
+    for _ in range(2):  # who reads has no more room
+        sent.append(next(stream.read()).file)
+    assert sorted(sent) == ["attempts/0/2/stacks.txt", "attempts/0/2/stdout.log"]
+    stream.close()
+
+
+def test_a_deleted_folder_is_not_made_again(run: RunDir, tmp_path: Path) -> None:
+    gone = RunDir(tmp_path / "gone")
+    folder = union(gone, 1)
+    folder.add(FileGrown("attempts/0/2/stdout.log", data("x")))
+    assert folder.problem.startswith("No such file or directory")
+    assert not gone.path.exists()
+
+
 def test_secrets_inputs_and_checkpoints_are_not_streamed(run: RunDir) -> None:
     for name in ("spec.json", "script.py", "env.json", "requests.jsonl", "result.json"):
         (run.path / name).write_text(json.dumps({"secret": "x"}))
@@ -125,6 +143,7 @@ def test_where_a_hosts_file_is_in_the_folder_of_the_run(
         *("spec.json", "result.json", "run.log", "running.lock", "../out.log", "/tmp/out.log"),
         *("attempts/../../out.log", "attempts/0/2/.hidden.json", "attempts//2/x.log", ""),
         *("attempts/0/2/x.py", "attempts", "attempts/0/2/a\nb.log", "checkpoints/1.json"),
+        *("attempts/0/2/crash.txt/x.log", "attempts/" + "a/" * 1900 + "x.log"),
     ],
 )
 def test_files_that_no_host_may_write(run: RunDir, file: str) -> None:

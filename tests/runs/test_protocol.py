@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -9,28 +10,32 @@ import pytest
 
 from tpunb.runs import protocol
 from tpunb.runs.protocol import Message, MessageReader, MessageWriter, Ready, RunnerForked
-from tpunb.runs.spec import Stop, StopCause, StopOrigin
+from tpunb.runs.spec import StopCause, StopOrigin
 
-SAMPLES: dict[type, Any] = {
+SAMPLES: dict[Any, Any] = {
     str: "ä\n",
     int: 1 << 33,
     float: 17.5,
     bool: True,
-    dict: {"A": ["--a", "b\n"]},
-    list: ["/a"],
-    Stop: Stop(StopCause.USER, "enough", StopOrigin.NOTEBOOK, now=True),
+    Any: 1 << 62,
     StopCause: StopCause.KERNEL_GONE,
     StopOrigin: StopOrigin.MAGIC,
 }
 
 
-def sample(kind: type[Message], *, optional: bool) -> Message:
-    """A message with a value in each field; in those that may be None, if `optional`."""
-    values = {}
-    for name, hint in get_type_hints(kind).items():
-        first, *others = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        values[name] = SAMPLES[get_origin(first) or first] if optional or not others else None
-    return kind(**values)
+def sample(hint: Any, *, optional: bool) -> Any:
+    """A value of a type, with one in each field; in those that may be None, if `optional`."""
+    inner = get_args(hint)
+    if isinstance(hint, UnionType):
+        return sample(inner[0], optional=optional) if optional else None
+    if get_origin(hint) is dict:
+        return {"A": sample(inner[1], optional=optional)}
+    if (made := get_origin(hint)) in (list, tuple):
+        return made([sample(inner[0], optional=optional)])
+    if is_dataclass(hint) and isinstance(hint, type):
+        hints = get_type_hints(hint).items()
+        return hint(**{name: sample(each, optional=optional) for name, each in hints})
+    return SAMPLES[hint]
 
 
 @pytest.mark.parametrize("kind", get_args(Message))
@@ -52,6 +57,10 @@ def test_messages_survive_encoding(kind: type[Message]) -> None:
         b'{"kind": "RunnerForked"}',
         b'{"kind": "RunnerForked", "pid": "12"}',
         b'{"kind": "RunnerForked", "pid": 12, "more": 1}',
+        b'{"kind": "RanksForked", "attempt": 0, "pids": [1, {}]}',
+        b'{"kind": "RanksForked", "attempt": 100000000000000000000, "pids": [1]}',
+        b'{"kind": "NodeHere", "facts": {"torch": [2]}, "time": 1.0}',
+        b'{"kind": "NodeHere", "facts": {}, "time": Infinity}',
         b'{"kind": "StopRun", "dir": "/", "stop": {"cause": "boredom"}}',
         b'{"kind": "\xff"}',
     ],

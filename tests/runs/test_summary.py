@@ -138,7 +138,7 @@ def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:
             {"compile_nanoseconds": 45 * 10**9},
             "duty cycle 31 %: compiling is the limit, 50 %",
         ),
-        (31.0, {}, "duty cycle 31 %: the chips waited for this host's Python"),
+        (31.0, {}, "duty cycle 31 %: the devices waited for this host's Python"),
         (84.0, {"input_nanoseconds": 60 * 10**9}, ""),
         (None, {"input_nanoseconds": 60 * 10**9}, ""),
     ],

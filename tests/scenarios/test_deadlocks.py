@@ -85,21 +85,6 @@ finally:
         ),
         pytest.param(
             """\
-try:
-    if rank == 1:
-        raise ValueError("the cause")
-finally:
-    if rank == 1:
-        xm.rendezvous("end")
-""",
-            [
-                r"rank 1 failed in cell \[2\], line 7: PeerLostError: ",
-                r"It was called after ValueError: the cause\n +cell \[2\], line 4: raise",
-            ],
-            id="an exception that a collective of one rank in finally hides",
-        ),
-        pytest.param(
-            """\
 def reduce(number):
     xm.all_reduce("sum", ones(number))
 threads = [threading.Thread(target=reduce, args=(number,), name=f"T{number}") for number in (3, 4)]

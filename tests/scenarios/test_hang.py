@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.support import Driver
 from tpunb.errors import RunHungError
-from tpunb.runs.events import Phase, RanksStarted
+from tpunb.runs.events import Phase
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
 
 RANK = "import os, time, torch, torch_xla\nrank = int(os.environ['RANK'])"
@@ -55,34 +53,6 @@ def test_hang_names_the_waiting_ranks_and_the_missing_rank(driver: Driver) -> No
     assert PhaseKind.COLLECTING_STACKS in [phase.kind for phase in seen.of(Phase)]
     assert result.stop == Stop(StopCause.HUNG)
     assert driver.run([], "print('next')").result.state == "succeeded"
-
-
-def test_hang_in_c_code_is_located_and_ended(driver: Driver) -> None:
-    # It holds the interpreter's lock, so that no Python of this process runs any more.
-    waits = (
-        "import ctypes\nlock = ctypes.PyDLL(None).pthread_mutex_lock\n"
-        "mutex = ctypes.create_string_buffer(64)\nlock(mutex)\nlock(mutex)"
-    )
-    seen = driver.run([], waits, hang_timeout=4.0, grace=0.5)
-    assert seen.result.state == "hung"
-    assert "ranks 0, 1: at cell [1], line 5: lock(mutex)" in seen.result.explain()
-
-
-def test_hang_names_a_rank_suspended_by_sigstop(driver: Driver) -> None:
-    def stop(run: object) -> None:
-        os.kill(pids[1], signal.SIGSTOP)
-
-    pids: list[int] = []
-
-    def started(event: object) -> bool:
-        if isinstance(event, RanksStarted):
-            pids.extend(event.pids)
-        return isinstance(event, RanksStarted)
-
-    loop = "import time\nwhile True:\n    time.sleep(0.1)"
-    seen = driver.run([], loop, when=started, then=stop, hang_timeout=2.0, grace=0.5)
-    assert seen.result.state == "hung"
-    assert "rank 1: is stopped (SIGSTOP, or a debugger)" in seen.result.explain()
 
 
 SILENT_WORK = """\

@@ -21,12 +21,13 @@ pytestmark = pytest.mark.usefixtures("starts_processes")
 
 WATCH = """import time
 from pathlib import Path
+from tpunb.display.front_end import ReplacedOutput
 from tpunb.kernel import panel
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 
 run = RunDir(Path({folder!r}))
-with panel.open_panel(state.read_spec(run), run) as watched:
+with panel.open_panel(state.read_spec(run), run, ReplacedOutput()) as watched:
     while not Path("go on").exists():
         watched.tick()
         time.sleep(0.02)

@@ -77,6 +77,7 @@ def test_hosts_run_the_same_cell_with_their_own_ranks(make: Make) -> None:
     result = run.wait()
     assert (result.state, result.world_size) == (RunState.SUCCEEDED, 6)
     assert result.hosts == ("h0", "h1", "h2")
+    until(lambda: run.supervisor.has_exited)  # it was there for this run
     assert len(result.peak_memory) == 6
     assert all(result.peak_memory)
     assert sorted(run.log()) == [f"[{rank}] {rank} {rank % 2} 6 x" for rank in range(6)]
@@ -146,6 +147,23 @@ def test_retry_restarts_all_hosts_together(make: Make, ranks: int) -> None:
     assert notes == [f"{failed}: starting again (retry 1 of 2)"]
 
 
+def test_retry_after_ranks_that_had_to_be_killed(make: Make) -> None:
+    """As those that wait in native code for the rank that has failed."""
+    run = make(
+        "import os, signal, time\n"
+        "if os.environ['TPUNB_ATTEMPT'] == '0':\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    time.sleep(1 if os.environ['RANK'] == '0' else 600)\n"
+        "    raise ValueError('once')",
+        retries=1,
+        grace=1.0,
+    )
+    run.start()
+    result = run.wait()
+    assert (result.state, result.attempts) == (RunState.SUCCEEDED, 2)
+
+
 def test_a_stop_stops_all_hosts(make: Make) -> None:
     run = make(GO_ON)
     run.start()
@@ -201,6 +219,27 @@ def test_crash_of_a_node_ends_the_run(make: Make) -> None:
     failure = run.wait().failure
     assert failure is not None
     assert (failure.kind, failure.host) == (FailureKind.HOST_LOST, "h0")
+
+
+def test_host_that_stops_its_ranks_by_itself_is_named(make: Make) -> None:
+    """Its machine shuts down, or it has not heard its supervisor for long (a laptop that slept)."""
+    run = make(GO_ON)
+    run.start()
+    run.await_lines("begun")
+    os.kill(run.supervisor_of(1), signal.SIGTERM)
+    result = run.wait()
+    assert (result.state, [each.headline() for each in result.failures]) == (
+        RunState.FAILED,
+        ["host h1 has stopped its ranks by itself"],
+    )
+
+
+def test_a_stop_ends_the_fetching_of_results(make: Make) -> None:
+    run = make("print('done')")
+    run.start(fetch=("sleep", "600"))
+    until(lambda: run.text("supervisor.log").count("RunFinished") == 2)
+    run.stop()
+    assert run.wait().state is RunState.INTERRUPTED
 
 
 @pytest.mark.parametrize("how", ["closes its lifeline", "is killed with its supervisor"])

@@ -1,4 +1,4 @@
-"""What the kernel imports, ranks import: relative entries of `sys.path`, other folders, links."""
+"""Ranks import and read what the kernel does: relative entries of `sys.path`, `%cd`, links."""
 
 from __future__ import annotations
 
@@ -98,3 +98,40 @@ def test_modules_that_were_found_before_the_folder_changed_are_found_in_a_run(nb
     write(nb.folder / "repo" / "data" / "src", inner="src of data")
     nb.run("importlib.invalidate_caches()\nimport inner\nassert 'data' in inner.VALUE", "in").good()
     assert of_both(nb.run(train, "below"), "src of data repo data")
+
+
+def test_each_cell_runs_in_the_folder_in_which_it_ran(nb: Kernel) -> None:
+    for name in ("", "a", "b", "c"):
+        (nb.folder / name).mkdir(exist_ok=True)
+        (nb.folder / name / "here.txt").write_text(name or "top")
+    read = "open('here.txt').read()"
+    nb.run(f"import os\none = {read}", "one").good()
+    nb.run(f"%cd -q a\ntwo = {read}", "two").good()
+    nb.run(SETUP, "load").good()
+    nb.run(f"os.chdir('../b')\nthree = {read}", "three").good()
+    nb.run(f"def child():\n    print('child', {read})\nfour = {read}", "four").good()
+    nb.run("%cd -q ../c", "c").good()
+    nb.run(f"five = {read} if os.path.exists('here.txt') else 'no file'", "five").good()
+    nb.run("%cd -q ..", "up").good()
+    train = (
+        "%%tpu_train\n"
+        "import multiprocessing\n"
+        f"print(one, two, three, four, five, {read})\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=child)\n"
+        "    process.start(); process.join()"
+    )
+    ran = nb.run(train, "train")
+    assert of_both(ran, "top a b b c top")
+    assert of_both(ran, "child top")
+    # Another folder of the train cell is no reason to run the other cells again.
+    nb.run("import tpunb\ndef show(): print(one, two, three, four, five, " + read + ")", "f").good()
+    ran = nb.run("for name in ('a', '../b'):\n    os.chdir(name)\n    tpunb.launch(show)", "loop")
+    assert of_both(ran, "top a b b c a")
+    assert of_both(ran, "top a b b c b")
+    assert "all 9 cells reused" in ran.stdout
+    (nb.folder / "c" / "here.txt").unlink()
+    (nb.folder / "c").rmdir()
+    nb.run("try:\n    os.chdir('../b')\nfinally:\n    pass", "three").good()
+    ran = nb.run(train, "train")
+    assert "runs in another folder than in the kernel: No such file or directory: " in ran.stdout

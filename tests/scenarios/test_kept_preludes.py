@@ -72,10 +72,10 @@ def notes(seen: Seen) -> str:
 def test_kept_prelude_is_reused_while_no_cell_has_changed(notebook: Notebook) -> None:
     first, executed = notebook.run()
     assert executed == [0, 1, 2, 3]
-    assert "kept for the next run: all 4 cells (" in notes(first)
+    assert "kept for the next run: 4 cells (" in notes(first)
     again, executed = notebook.run()
     assert executed == []
-    assert notes(again) == "prelude: all 4 cells reused from the previous run"
+    assert notes(again) == "prelude: 4 of 4 cells reused"
     assert sorted(again.log) == sorted(first.log)
     _, executed = notebook.run("print('another train cell')")
     assert executed == []
@@ -139,7 +139,7 @@ def test_prelude_cell_with_resources_that_forks_share_reruns(notebook: Notebook)
     notebook.run()
     seen, executed = notebook.run()
     assert (executed, seen.result.state) == ([2, 3], "succeeded")
-    told = "the first 2 cells kept, 2 cells run: cell [3] has started a process"
+    told = "2 of 4 cells reused: cell [3] has started a process"
     assert told in notes(seen)
     assert left_below(notebook.driver.supervisor_pid) == []
 

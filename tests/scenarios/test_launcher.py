@@ -267,36 +267,17 @@ class TestFailures:
         assert "[2 err] ValueError: got 17" in seen.log
         assert [stop.step for stop in seen.of(Stopping)] == ["SIGINT"]
 
-    def test_collective_mismatch_names_cells_and_lines(self, driver: Driver) -> None:
-        result = driver.run(
-            ["import os, torch, torch_xla\nimport torch_xla.core.xla_model as xm"],
-            """
-            x = torch.ones(3, device=torch_xla.device())
-            if os.environ['RANK'] == '1':
-                xm.all_reduce('sum', [x[:2]])
-            xm.all_reduce('sum', [x])
-            """,
-        ).result
-        assert result.failure is not None
-        assert result.failure.type == "MismatchError"
-        assert "cell [2], line 3: xm.all_reduce('sum', [x[:2]])" in result.failure.message
-        assert "cell [2], line 4: xm.all_reduce('sum', [x])" in result.failure.message
-
-    @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
-    def test_crash_of_a_rank_by_a_signal_names_cell_and_line(
-        self, driver: Driver, name: str
-    ) -> None:
+    def test_crash_of_a_rank_by_a_signal_names_cell_and_line(self, driver: Driver) -> None:
         result = driver.run(
             ["import os, signal, time"],
-            f"print('before')\nif os.environ['RANK'] == '1':\n"
-            f"    os.kill(os.getpid(), signal.{name})\ntime.sleep(600)",
+            "print('before')\nif os.environ['RANK'] == '1':\n"
+            "    os.kill(os.getpid(), signal.SIGSEGV)\ntime.sleep(600)",
         ).result
         failure = result.failure
         assert failure is not None
-        assert (failure.rank, failure.signal) == (1, name)
-        assert name in failure.headline()
-        if name != "SIGKILL":  # which leaves no process time to say where it was
-            assert (failure.cell, failure.line) == (2, 3)
+        assert (failure.rank, failure.signal) == (1, "SIGSEGV")
+        assert "SIGSEGV" in failure.headline()
+        assert (failure.cell, failure.line) == (2, 3)
         assert len(result.failures) == 1
 
 

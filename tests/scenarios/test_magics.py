@@ -15,7 +15,6 @@ from tests.drivers.kernel import Kernel, Ran, kernel, until
 from tests.runs.test_tensorboard import curves
 from tpunb.kernel.options import PARSERS
 from tpunb.runs.directory import RunDir, list_runs
-from tpunb.utils.errors import INSTALL_XLA
 
 PACKAGE = str(Path(tpunb.__file__).parent)
 PRELUDE = "import os, pathlib, signal, sys, time\nrank = lambda: int(os.environ['RANK'])"
@@ -351,22 +350,6 @@ class TestThatGoesWrong:
         assert "never" not in ran.stdout
         short(ran)
 
-    def test_missing_torch_xla_is_explained(self, nb: Kernel) -> None:
-        nb.run(
-            "import sys\nfrom importlib.machinery import ModuleSpec\nclass Hidden:\n"
-            "    def find_spec(name, path=None, target=None):\n"
-            "        return ModuleSpec(name, None) if name == 'torch_xla' else None\n"
-            "sys.meta_path.insert(0, Hidden)",
-            "setup",
-        ).good()
-        ran = nb.run("%%tpu_train\nimport torch_xla", "train")
-        nb.run("# tpu: skip\nsys.meta_path.remove(Hidden)", "setup").good()
-        assert ran.traceback == (
-            "MissingPackageError: torch_xla is needed for %%tpu_train (cell "
-            f"[{ran.number}] has `import torch_xla`) and is not installed: "
-            f"`{INSTALL_XLA}` installs a matching pair"
-        )
-
 
 def short(ran: Ran) -> None:
     """The error is for a person: no frames of ours, IPython's or torch elastic's."""
@@ -455,7 +438,7 @@ class TestListings:
         ]
 
         heads, bad, good = nb.run("%tpu_runs", "list").good().screen().strip().splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started", "notebook", "failure"]
+        assert heads.split() == ["run", "state", "cores", "time", "started", "failure"]
         assert re.search(r"  rank 0 failed in cell \[\d+\], line 2: ZeroDivisionError: divis", bad)
         assert re.match(
             r"[\d-]+-good +succeeded +2 CPU +[\w ]+ s +20\d\d-\d\d-\d\d \d\d:\d\d", good

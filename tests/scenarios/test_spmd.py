@@ -41,7 +41,7 @@ def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_spmd_train_cell_runs_one_process_on_all_cores(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_train --cores 3 --returns x,total\n{SPMD}").good()
-    assert f"{ONE} 3 rehearsal cores (cell [{ran.number}] calls use_spmd())" in ran.stdout
+    assert f"{ONE} 3 rehearsal cores (cell [{ran.number}] calls use_spmd())" in ran.status
     assert "[0] 3 56.0" in ran.stdout
     assert ran.status.startswith("succeeded · 1 rank · SPMD on 3 rehearsal cores · ")
     assert ran.shown.startswith("RunResult succeeded on 3 rehearsal cores (SPMD) after ")
@@ -56,7 +56,7 @@ def test_spmd_train_cell_runs_one_process_on_all_cores(nb: Kernel) -> None:
 
 def test_spmd_variable_switches_it_on_or_off(nb: Kernel) -> None:
     asked = nb.run("%%tpu_train --cores 2 --env XLA_USE_SPMD=1\nexec('n = xr.is_spmd()'); print(n)")
-    assert f"{ONE} 2 rehearsal cores (--env XLA_USE_SPMD=1)" in asked.good().stdout
+    assert f"{ONE} 2 rehearsal cores (--env XLA_USE_SPMD=1)" in asked.good().status
     assert "[0] True" in asked.stdout
     refused = nb.run(f"%%tpu_train --cores 2 --env XLA_USE_SPMD=0 --no-raise\n{SPMD}").good()
     assert "SpmdError: SPMD needs one process that drives all cores, but this is one of 2" in (
@@ -82,7 +82,7 @@ def test_spmd_in_a_debug_cell_does_not_affect_later_runs(nb: Kernel) -> None:
     ranks = nb.run("%%tpu_train --cores 2\nprint(xr.is_spmd(), xr.world_size())").good()
     lines = ranks.stdout.splitlines()  # equal ones are folded if they come together
     assert "[0-1] False 2" in lines or {"[0] False 2", "[1] False 2"} <= set(lines)
-    assert ONE not in ranks.stdout
+    assert ONE not in ranks.status
     again = nb.run(f"%%tpu_train --cores 2\n{SPMD}").good()
     assert "[0] 2 56.0" in again.stdout
     assert "XLA_USE_SPMD is being deprecated" not in again.stdout

@@ -18,15 +18,12 @@ MAGICS = {parser.prog: parser for parser in PARSERS}
         ("%%tpu_train", "--ret", ["--returns", "--retries"]),
         ("%%tpu_train --cores 2", "--co", ["--cold"]),  # what is given is not offered again
         ("%%tpu_train --env A=b", "--en", ["--env"]),  # what may be repeated is
-        ("%%tpu_train", "--fr", []),  # an old name
         ("%%tpu_train --returns", "", []),
         ("%%tpu_train --resume", "", ["20260102-b", "20260101-a"]),
         ("%tpu_logs --level", "", ["warning", "error"]),
-        ("%tpu_logs", "20260101", ["20260101-a"]),
         ("tpunb stop", "2", ["20260102-b", "20260101-a"]),
         ("tpunb run in.ipynb out.ipynb", "--c", ["--cores"]),
         ("tpunb lint", "nb", []),  # a file
-        ("tpunb nonsense", "", []),
     ],
 )
 def test_what_is_offered(line: str, start: str, offered: list[str]) -> None:

@@ -103,20 +103,20 @@ def test_the_store_begins_to_serve_when_a_rank_connects() -> None:
     first.close()
 
 
-PORT = 29521
-"""The port on which host 0's supervisor would listen."""
+PORT = 29522
+"""The first of the ports for the store."""
 
 
 @contextlib.contextmanager
 def taken(count: int) -> Iterator[None]:
-    """Occupy this many of the next ports."""
+    """Occupy this many of the ports."""
     with contextlib.ExitStack() as stack:
-        for port in range(PORT + 1, PORT + 1 + count):
+        for port in range(PORT, PORT + count):
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
         yield
 
 
-@pytest.mark.parametrize(("busy", "node_rank", "port"), [(0, 0, 1), (2, 0, 3), (0, 1, None)])
+@pytest.mark.parametrize(("busy", "node_rank", "port"), [(0, 0, 0), (2, 0, 2), (0, 1, None)])
 def test_only_host_0_listens_at_the_next_free_port_and_tells_it(
     tmp_path: Path, busy: int, node_rank: int, port: int | None
 ) -> None:
@@ -138,12 +138,12 @@ def test_only_host_0_listens_at_the_next_free_port_and_tells_it(
         if port is None:
             host.serve_on_first_connection()
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", PORT + 1))
+                socket.create_connection(("127.0.0.1", PORT))
         else:
             socket.create_connection(("127.0.0.1", told)).close()
     host.leave()  # as in a rank
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", told or PORT + 1))
+        socket.create_connection(("127.0.0.1", told or PORT))
     for end in (ours, reports):
         end.close()
     os.close(reader)
@@ -157,7 +157,7 @@ def test_without_a_free_port_for_the_store_the_ports_are_named(tmp_path: Path) -
     reader, writer = os.pipe()
     ours, theirs = (OrderChannel(end) for end in socket.socketpair())
     host = HostOfSeveral(run, spec, 0, "127.0.0.1", PORT, theirs, MessageWriter(writer))
-    with taken(4), pytest.raises(SetupError, match=re.escape("29522, 29523, 29524, 29525")):
+    with taken(5), pytest.raises(SetupError, match=re.escape("29522, 29523, 29524, 29525, 29526")):
         host.next_rendezvous()
     for fd in (reader, writer):
         os.close(fd)

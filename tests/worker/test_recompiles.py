@@ -29,7 +29,6 @@ for step, rows in enumerate(sizes, 1):
     run(rows)
     end_of_step()
 """
-IN_A_FUNCTION = "def train():" + LOOP.replace("\n", "\n    ") + "\ntrain()"
 
 
 class Counted:
@@ -113,12 +112,6 @@ def told(
 
 CASES: dict[str, tuple[str, Noted]] = {
     "a tensor": told([32] * 9 + [17, 32], (10, "batch['x'] has 17 rows, 32 before")),
-    "in a function": told(
-        [32] * 9 + [17, 32],
-        (10, "batch['x'] has 17 rows, 32 before"),
-        program=IN_A_FUNCTION,
-        line=6,
-    ),
     "the first steps": told([8, 16, 32, 32, 32]),
     "a program that was there": told(
         [32, 32, 32, 32, 8, 32, 8, 32], (5, "batch['x'] has 8 rows, 32 before")
@@ -169,10 +162,6 @@ for step in range(12):
         EPOCHS.format(inside=COLLECTIVE.format(power="power"), after=""),
         [(5, "line 9 of script.py", "power is 3, 2 before")],
     ),
-    "a collective after the steps": (
-        EPOCHS.format(inside="", after=COLLECTIVE.format(power="'mean', epoch")),
-        [],
-    ),
     "accumulation": (
         """
 for step in range(16):
@@ -211,7 +200,6 @@ for step in range(12):
         FALLBACK.format(count=1),
         [(COUNTED[1], "line 5 of script.py", ON_CPU)],
     ),
-    "operations on the CPU at some steps": (FALLBACK.format(count="step % 2"), []),
 }
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
 from tpunb.runs.spec import BackendName, Device
-from tpunb.utils.errors import (
-    INSTALL_TORCH,
-    INSTALL_TORCHTPU,
-    INSTALL_XLA,
-    MissingPackageError,
-    SetupError,
-)
+from tpunb.utils.errors import MissingPackageError, SetupError
+from tpunb.utils.install_commands import INSTALL_TORCH, INSTALL_TORCHTPU, INSTALL_XLA
 
 LABELS: Mapping[BackendName, str] = {
     "xla": "torch_xla",
@@ -64,6 +60,8 @@ class BackendChoice:
     why: str
     """'cell [3] has `import torch_xla`', 'torch_xla is installed'."""
     installed: Installed
+    cpu: bool = False
+    """True if the code, for plain torch, trains on the CPU even where there is a GPU."""
 
     def __str__(self) -> str:
         """'backend: TorchTPU (cell [3] has `torch.device("tpu")`)'."""
@@ -91,6 +89,8 @@ class BackendChoice:
                     f"{version} is installed: {fix}"
                 )
             return MissingPackageError("torch_xla" if installed.torch else "torch", why, fix)
+        if self.backend == "xla" and (library := missing_libpython()) is not None:
+            return MissingPackageError(library[0], why, library[1])
         install = f"`{INSTALL_TORCHTPU if on_tpu else INSTALL_TORCH}`"
         if not installed.torch:
             elsewhere = "" if on_tpu else "; on a TPU, `tpunb doctor` shows the command"
@@ -125,6 +125,21 @@ def find_installed() -> Installed:
         tuple(int(part) for part in parts if part.isdecimal()),
         *(is_installed(name) for name in ("torch_xla", "torch_tpu")),
     )
+
+
+def missing_libpython() -> tuple[str, str] | None:
+    """Python's shared library, to which torch_xla is linked, if it cannot be loaded, and the fix.
+
+    Debian and Ubuntu have it in a package of its own.
+    """
+    version = ".".join(map(str, sys.version_info[:2]))
+    try:
+        ctypes.CDLL(name := f"libpython{version}.so.1.0")
+    except OSError:
+        if sys.base_prefix == "/usr":
+            return name, f"`sudo apt install libpython{version}`"
+        return name, "use a Python that was built with its shared library (--enable-shared)"
+    return None
 
 
 def is_installed(package: str) -> bool:

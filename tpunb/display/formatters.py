@@ -77,7 +77,9 @@ def result_card(of: RunResult) -> str:
         facts=[of.name, of.cores(), duration(of.duration), *returned],
         aside=str(of.dir),
         metrics=[
-            html.CardMetric(name, f"{points[-1][1]:.4g}", chart=status.chart_of(of, name))
+            html.CardMetric(
+                name, value := f"{points[-1][1]:.4g}", chart=status.chart_of(of, name, value)
+            )
             for name, points in list(of.summary.curves.items())[: status.MOST_METRICS]
         ],
         more=f"and {left_out} more" if left_out > 0 else "",

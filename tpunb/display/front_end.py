@@ -14,6 +14,9 @@ from IPython.display import DisplayHandle, display, update_display
 from tpunb.display import output_budget
 from tpunb.utils import terminal
 
+NOTHING = {"text/html": "", "text/plain": ""}
+"""An output that takes no room, and keeps the place of a later one."""
+
 
 @dataclass(frozen=True)
 class FrontEnd:

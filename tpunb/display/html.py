@@ -225,7 +225,7 @@ def chips_html(chips: Sequence[Chip]) -> str:
         )
         busy = f"width:{min(max(chip.duty, 0.0), 100.0):.0f}%;height:3px;background-color:{_BLUE}"
         track = "height:3px;background-color:rgba(128,128,128,0.25)"
-        title = escape(f"{chip} (HBM in use; duty cycle of its TensorCore)", quote=True)
+        title = escape(f"{chip} (memory in use; duty cycle)", quote=True)
         bar = f'<div style="{track}"><div style="{busy}"></div></div>'
         boxes.append(f'<div title="{title}" style="{style}">{escape(str(chip))}{bar}</div>')
     return f"<div>{' '.join(boxes)}</div>"
@@ -313,25 +313,24 @@ def svg_url(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
-_RECONNECT = "%load_ext tpunb, then %tpu_attach, in any cell show the run"
+PANEL = "tpunb-panel"
+"""The class of a panel's widgets, which are hidden once the kernel is gone."""
 
 
-def silence_image(after: float, key: str) -> str:
-    """Return a picture that is empty, and after some seconds says that the card is out of date.
+def silence_line(after: float) -> str:
+    """Return a line that says after some seconds that the card is out of date.
 
     Each update of the card replaces it, so only a page that no longer gets updates, because its
-    kernel was restarted or the page reopened, shows the text. `key` must be new in each update:
-    browsers continue the animation of a picture that they already show.
+    kernel was restarted or the page reopened, shows the text. A notebook that is not trusted, as
+    a reopened one, loses the style that hides it.
     """
-    text = f"no longer connected: {_RECONNECT}"
-    picture = svg_url(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="520" height="16"><style>'
-        "@keyframes show{to{opacity:1}}text{font:12.5px sans-serif;fill:#bf8700;opacity:0;"
-        f"animation:show .1s {after:.0f}s forwards}}</style>"
-        f'<text y="12">{escape(text)}</text><!-- {escape(key)} --></svg>'
+    style = (
+        f"@keyframes tpunb-silence{{to{{transform:none}}}}"
+        f".{PANEL}.jupyter-widgets-disconnected{{display:none}}"
     )
-    alt = escape(f"not updating? {_RECONNECT}", quote=True)
-    return f'<img alt="{alt}" style="vertical-align:middle;max-width:100%" src="{picture}">'
+    hidden = f"transform:scale(0);animation:tpunb-silence 1ms {after:.0f}s forwards"
+    text = "no longer connected: %load_ext tpunb, then %tpu_attach, in any cell show the run"
+    return f'<style>{style}</style><div style="{hidden}">{text}</div>'
 
 
 # The card
@@ -345,7 +344,7 @@ class CardMetric:
     value: str
     sparkline: Sparkline = field(default_factory=lambda: Sparkline())
     chart: str = ""
-    """Picture that replaces the sparkline once the run has ended, as HTML."""
+    """Picture that replaces everything once the run has ended, as HTML; it has a title."""
 
 
 @dataclass(frozen=True)
@@ -425,7 +424,7 @@ def preformatted(inner: str) -> str:
     """Return a block of code or output; `inner` is HTML."""
     style = (
         "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
-        "border-radius:4px;overflow:auto"
+        "border-radius:4px;overflow:auto;font-family:monospace"
     )
     return f'<pre style="{style}">{inner}</pre>'
 
@@ -483,20 +482,24 @@ class Card:
     summary: Sequence[str] = ()
     """Best values and use of time, once the run has ended."""
     silence: str = ""
-    """Picture that says in a while that the card is out of date, as HTML; '' for a card that stays
-    as it is."""
+    """Line that says in a while that the card is out of date, as HTML; '' for a card that stays."""
     picture: str = ""
     """Picture of a step's time from `--profile`, as HTML."""
     lines: Sequence[str] = ()
     """Progress bars and unfinished lines of output."""
     failure: FailureDetails | None = None
     remarks: Sequence[str] = ()
-    """Other failures, missing values and how to continue, once the run has ended."""
+    """Notes on the run; other failures, missing values and how to continue, once it has ended."""
+    fold: Sequence[str] = ()
+    """Lines that are shown after a click."""
+    earlier: Sequence[str] = ()
+    """A line for each run before it in a loop."""
 
     def html(self) -> str:
         head = f"<b>{escape(self.state)}</b>" + "".join(f" · {escape(f)}" for f in self.facts)
         button = f" · {_BUTTON}{escape(self.stop)}</button>" if self.stop else ""
-        rows = [f"<div>{head}{button}</div>"]
+        rows = [f'<div style="{_FAINT}">{escape(line)}</div>' for line in self.earlier]
+        rows.append(f"<div>{head}{button}</div>")
         if self.failure is not None:
             rows.append(self.failure.html())
         rows += [f"<div>{escape(excerpt(line, MAX_TEXT))}</div>" for line in self.remarks]
@@ -517,10 +520,13 @@ class Card:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"
             rows.append(f'<pre style="{style}">{text}</pre>')
+        if self.fold:
+            text = "".join(f"<div>{escape(excerpt(line, MAX_TEXT))}</div>" for line in self.fold)
+            rows.append(f"<details><summary>more</summary>{text}</details>")
         if self.aside:
             rows.append(f'<div style="{_FAINT}">{escape(self.aside)}</div>')
         if self.silence:
-            rows.append(f"<div>{self.silence}</div>")
+            rows.append(self.silence)
         return framed(self.colour, rows)
 
     def _progress(self) -> str:
@@ -536,11 +542,12 @@ class Card:
 
     def _metrics(self) -> str:
         cells = []
-        for metric in self.metrics:
+        for metric in sorted(self.metrics, key=lambda metric: bool(metric.chart)):
             picture = ""
             if metric.chart:
-                picture = f"<div>{metric.chart}</div>"
-            elif metric.sparkline.varies:
+                cells.append(f'<div style="margin:0 8px 2px 0">{metric.chart}</div>')
+                continue
+            if metric.sparkline.varies:
                 values = metric.sparkline.values
                 alt = f"from {values[0]:.3g} to {values[-1]:.3g}"
                 picture = (

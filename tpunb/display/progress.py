@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from tpunb.runs.events import Bar, Phase
 from tpunb.utils.text import duration
 
-WINDOW = 20.0
-"""Seconds over which a speed is measured."""
+WINDOW = 5.0
+"""Seconds over which a speed is measured, or longer until there are TIMED steps."""
 
 
 def fraction(bars: Sequence[Bar]) -> float | None:
@@ -99,6 +99,9 @@ def strip_times(line: str) -> str:
 
 # Speed and time left
 
+TIMED = 3
+"""Steps from which a speed and the time left are estimated."""
+
 
 def describe_wait(phase: Phase, elapsed: float) -> str:
     """Describe the time left of a prelude, `elapsed` seconds after its cell began; '' if unknown.
@@ -119,7 +122,7 @@ def describe_wait(phase: Phase, elapsed: float) -> str:
 
 @dataclass
 class Speed:
-    """The growth rate of a count over the last `WINDOW` seconds."""
+    """The growth rate of a count over the newest seconds: the first steps, which compile, last."""
 
     _counts: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -128,7 +131,10 @@ class Speed:
         if self._counts and count < self._counts[-1][1]:
             self._counts.clear()
         self._counts.append((now, count))
-        while len(self._counts) > 2 and now - self._counts[1][0] >= WINDOW:
+        while len(self._counts) > 2:
+            then, before = self._counts[1]
+            if now - then < WINDOW or count - before < TIMED:
+                break
             self._counts.popleft()
 
     def per_second(self) -> float | None:
@@ -137,10 +143,6 @@ class Speed:
             return None
         (start, first), (end, last) = self._counts[0], self._counts[-1]
         return (last - first) / (end - start) if end - start >= 1.0 and last > first else None
-
-
-TIMED = 3
-"""Steps that must be timed before the time left is estimated from them."""
 
 
 @dataclass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tpunb.display import formatters, html, output_budget
@@ -28,6 +29,8 @@ BATCH_EVERY = 2.0
 """Seconds between updates under papermill and nbclient, where no user is watching."""
 BATCH_LINES_EVERY = 10.0
 """Seconds between writes there, each of which becomes an output of its own in the file."""
+EARLIER = 10
+"""Runs before it in a loop that have a line on the card."""
 LARGEST_FIGURE = 8_000_000
 """Bytes of a figure's file that are read."""
 TERMINAL_EVERY = 10.0
@@ -47,6 +50,8 @@ class RunView:
         clock: Callable[[], float] = time.monotonic,
         age: float = 0.0,
         stop: str = html.STOP,
+        notes: Iterable[Note] = (),
+        follows: RunView | None = None,
     ) -> None:
         """Show a run.
 
@@ -58,8 +63,16 @@ class RunView:
             clock: Seconds from any origin.
             age: Seconds since the run began, if it is not followed from its start.
             stop: Label of the button that interrupts the cell.
+            notes: Notes on the run as a whole, which its card shows.
+            follows: The view of the run before it in the cell. If that has succeeded, its card
+                becomes this run's, with a line for the run before.
         """
         self._front = current_front_end() if front is None else front
+        self.panel_output = ReplacedOutput()
+        """The place of the panel, below the card."""
+        if follows is not None and follows.succeeded:
+            self._front = replace(self._front, publish=follows._front.publish)
+            self.panel_output = follows.panel_output
         self._clock = clock
         self._run = run
         batch = self._front.batch
@@ -77,6 +90,11 @@ class RunView:
         self._due = self._published = -math.inf
         self._content: tuple[str, ...] = ()
         self._state: tuple[str, ...] = ()
+        if follows is not None and follows.succeeded:
+            earlier = follows._status
+            self._status.earlier = [*earlier.earlier, earlier.folded()][-EARLIER:]
+        for note in notes:
+            self._note(note, whole=True)
 
     def show(self, event: Event) -> None:
         """Handle an event. A later `tick` shows the change, once it is due."""
@@ -86,7 +104,7 @@ class RunView:
                 text = self._tracebacks.remove(event.rank, text)
             self._log.feed(event.rank, event.stream, text, self._clock())
         elif isinstance(event, Note):
-            self._log.note(event.text, self._clock())
+            self._note(event)
         elif isinstance(event, Figure):
             self._figures[event.number] = self._run.figure(event.attempt, event.number)
         else:
@@ -96,9 +114,21 @@ class RunView:
             if isinstance(event, RankEnded) and event.exitcode:
                 self._status.blame(self._tracebacks.failure(event.rank))
 
+    def _note(self, note: Note, *, whole: bool = False) -> None:
+        """Show a note, on the card if it is about the `whole` run. Terminals show no minor one."""
+        if note.minor or (whole and self._front.publish is not None):
+            self._status.notes.append(note)
+        else:
+            self._log.note(note.text, self._clock())
+
     def _feed(self, tracebacks: Iterator[tuple[int, str]]) -> None:
         for rank, text in tracebacks:
             self._log.feed(rank, "stderr", text, self._clock())
+
+    @property
+    def succeeded(self) -> bool:
+        """True once the run has succeeded, with nothing to be said about it."""
+        return self._status.succeeded
 
     @property
     def shows_everything(self) -> bool:
@@ -159,15 +189,6 @@ class RunView:
         self._show_newest(now)
         self._status.leave(text)
         self._publish(now)
-
-    def fold(self) -> None:
-        """Reduce the card of a run that has succeeded to one line: the next of a loop begins.
-
-        A terminal has no card.
-        """
-        if self._front.publish is not None and self._status.succeeded:
-            card = self._status.folded().html()
-            self._front.publish({"text/html": card, "text/plain": self._status.line()})
 
     def _show_newest(self, now: float) -> None:
         """Replace the newest lines, if the budget is spent and there are new ones."""

@@ -20,7 +20,7 @@ from tpunb.display.html import (
     describe_badges,
     describe_some_chips,
     rank_badges,
-    silence_image,
+    silence_line,
 )
 from tpunb.runs import metrics
 from tpunb.runs.chips import Chip
@@ -128,6 +128,10 @@ class RunStatus:
         self._time_left = progress.TimeLeft()
         self._result: RunResult | None = None
         self._colour = _RUNNING
+        self.earlier: list[str] = []
+        """A line for each of the newest runs before it in a loop."""
+        self.notes: list[Note] = []
+        """Notes on the run as a whole."""
         self.unfinished: dict[int, list[str]] = {}
         """Unfinished lines of each rank, including progress bars."""
 
@@ -223,10 +227,10 @@ class RunStatus:
         result = self._result
         return result is not None and result.state is RunState.SUCCEEDED and not result.remarks()
 
-    def folded(self) -> Card:
-        """Return the card in one line."""
-        facts = [*self._facts(), *self._newest(), *self._costs(), self._folder]
-        return Card(self._colour, self._state(), facts, "")
+    def folded(self) -> str:
+        """Return the ended run in one line."""
+        facts = [self._facts()[-1], *self._newest(), *self._costs(), self._folder]
+        return " · ".join([self._state(), *facts])
 
     def state(self) -> tuple[str, ...]:
         """Return the state and the live ranks: a terminal gets a new line when they change."""
@@ -249,8 +253,8 @@ class RunStatus:
         """Return the line, and below it the other contents of the card."""
         failure = self._failure()
         details = [] if failure is None else failure.lines()
-        remarks = [] if self._result is None else self._result.remarks()
-        return "\n".join([self.line(), *self._below(), *details, *remarks])
+        below = [*self._below(), *details, *self._remarks(), *self._fold()]
+        return "\n".join([*self.earlier, self.line(), *below])
 
     def html(self, *, stop: bool = False) -> str:
         """Return the card as HTML; with `stop`, it has a Stop button while the run is active."""
@@ -274,9 +278,9 @@ class RunStatus:
             metrics=[
                 CardMetric(
                     name,
-                    f"{self._reduced(name):.4g}",
+                    value := f"{self._reduced(name):.4g}",
                     self._sparklines[name],
-                    "" if self._result is None else chart_of(self._result, name),
+                    "" if self._result is None else chart_of(self._result, name, value),
                 )
                 for name in names
             ],
@@ -289,8 +293,18 @@ class RunStatus:
             picture=self._picture(),
             lines=lines,
             failure=self._failure(),
-            remarks=[] if self._result is None else self._result.remarks(),
+            remarks=self._remarks(),
+            fold=self._fold(),
+            earlier=self.earlier,
         )
+
+    def _remarks(self) -> list[str]:
+        remarks = [] if self._result is None else self._result.remarks()
+        return [*remarks, *(note.text for note in self.notes if not note.minor)]
+
+    def _fold(self) -> list[str]:
+        """Return the minor notes; none while the run is active, when each update closes a fold."""
+        return [note.text for note in self.notes if note.minor and self._result is not None]
 
     def _button(self) -> str:
         if self._result is not None or self._left:
@@ -494,18 +508,21 @@ class RunStatus:
         if self._result is not None or self._left:
             return ""
         early = self._clock() - self._started < 3500
-        return silence_image(_SILENT if early else _SILENT_LATER, str(self._wall()))
+        return silence_line(_SILENT if early else _SILENT_LATER)
 
     def _time(self) -> str:
         word = "updated" if self._result is None else "ended"
         return f"{word} {time.strftime('%H:%M:%S', time.localtime(self._wall()))}"
 
 
-def chart_of(result: RunResult, name: str) -> str:
-    """Return the chart of a metric for the card of an ended run; '' for a constant metric."""
+def chart_of(result: RunResult, name: str, value: str) -> str:
+    """Return the chart of a metric for the card of an ended run; '' for a constant metric.
+
+    `value`: the last one, for its title.
+    """
     points = result.summary.curves.get(name, ())
-    constant = all(math.isclose(value, points[0][1]) for _, value in points)
-    return "" if constant else chart_image(points, name, SMALL)
+    constant = all(math.isclose(y, points[0][1]) for _, y in points)
+    return "" if constant else chart_image(points, f"{name} {value}", SMALL)
 
 
 def describe_end(result: RunResult) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from tpunb.display.front_end import FrontEnd, SharedOutput, current_front_end
+from tpunb.display.front_end import NOTHING, FrontEnd, SharedOutput, current_front_end
 from tpunb.display.run_view import RunView
 from tpunb.kernel import panel
 from tpunb.kernel.launcher import Run, show_events
@@ -24,37 +23,36 @@ LONGEST = 200
 
 
 class _HandleOutput:
-    """The only output of a handle: status and newest lines. Its thread prints nothing."""
+    """The outputs of a handle: status, panel and newest lines. Its thread prints nothing."""
 
     def __init__(self, name: str) -> None:
-        self._output = SharedOutput(name)
+        self._status, self._below = SharedOutput(name), SharedOutput(f"{name}-lines")
+        self.panel = SharedOutput(f"{name}-panel")
+        self._below(NOTHING)
         self._notes: deque[str] = deque(maxlen=LINES)
         self._lines: Sequence[str] = ()
-        self.show = self._output.show
+
+    def show(self) -> None:
+        """Show all in the running cell."""
+        for output in (self._status, self.panel, self._below):
+            output.show()
 
     def front_end(self) -> FrontEnd:
-        """Return a front end that writes to this output."""
-        return FrontEnd(self.write, self.publish, newest=self.newest, room=0)
+        """Return a front end that writes to these outputs."""
+        return FrontEnd(self.write, self._status, newest=self.newest, room=0)
 
     def write(self, text: str) -> None:
-        """Keep lines from tpunb itself; the next `publish` shows them."""
+        """Show lines from tpunb itself."""
         self._notes.extend(strip_ansi(line)[:LONGEST] for line in text.splitlines())
+        self._show_lines()
 
     def newest(self, head: str, lines: Sequence[str]) -> None:
-        """Keep the newest lines of ranks."""
+        """Show the newest lines of ranks."""
         self._lines = [strip_ansi(line)[:LONGEST] for line in lines[-LINES:]]
+        self._show_lines()
 
-    def publish(self, bundle: dict[str, str]) -> None:
-        """Replace the output in every place where it is displayed."""
-        lines = "\n".join([*self._notes, *self._lines])
-        style = "margin:0;padding:0 0 0 11px;white-space:pre-wrap;opacity:0.7"
-        below = f'<pre style="{style}">{html.escape(lines)}</pre>'
-        self._output(
-            {
-                "text/plain": "\n".join(filter(None, [bundle["text/plain"], lines])),
-                "text/html": bundle["text/html"] + (below if lines else ""),
-            }
-        )
+    def _show_lines(self) -> None:
+        self._below({"text/plain": "\n".join([*self._notes, *self._lines])})
 
 
 class BackgroundRun:
@@ -69,7 +67,7 @@ class BackgroundRun:
         run: Run,
         *,
         logs: frozenset[int],
-        notes: Iterable[str],
+        notes: Iterable[Note],
         raises: bool,
         bind: Callable[[RunResult], None],
         ended: Callable[[RunResult], None],
@@ -89,12 +87,12 @@ class BackgroundRun:
         self._error: BaseException | None = None
         self._collected = threading.Lock()
         self._output = _HandleOutput(run.dir.id)
-        self._view = RunView(run.spec, run.dir, logs=logs, front=self._output.front_end())
-        for note in notes:
-            self._view.show(Note(note))
+        self._view = RunView(
+            run.spec, run.dir, logs=logs, front=self._output.front_end(), notes=notes
+        )
         self._view.tick()
         self._live = current_front_end().publish is not None
-        self._panel = panel.BackgroundPanel(run.spec, run.dir)
+        self._panel = panel.background_panel(run.spec, run.dir, self._output.panel)
         self._show()
         threading.Thread(target=self._follow, name=f"tpunb-{run.dir.id}", daemon=True).start()
 
@@ -144,10 +142,10 @@ class BackgroundRun:
         """Follow the run, in a thread: it must not print or touch the notebook's variables."""
         try:
             try:
-                for _ in show_events(self._run, self._view, self._panel.panel):
+                for _ in show_events(self._run, self._view, self._panel):
                     pass
             finally:
-                self._panel.panel.end()
+                self._panel.end()
             result = self._run.result()
             self._ended(result)
             last_run.result = self._result = result
@@ -185,4 +183,3 @@ class BackgroundRun:
     def _show(self) -> None:
         if self._live:
             self._output.show()
-            self._panel.show()

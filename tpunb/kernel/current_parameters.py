@@ -24,6 +24,7 @@ from tpunb.notebook.capture.history import Execution
 from tpunb.notebook.convert.cells import parse_body
 from tpunb.notebook.models import Script
 from tpunb.notebook.scopes import (
+    ANYTHING,
     ParsedCell,
     Scopes,
     Site,
@@ -44,8 +45,6 @@ _OF_IPYTHON = re.compile(
     r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh|__\w+__|exit|quit|open|get_ipython"
 )
 _WORD = re.compile(r"[^\W\d]\w*")
-_ANYTHING = frozenset("globals locals vars eval exec dir get_ipython __main__".split())
-"""A cell that uses one of these may use any name."""
 _ENVIRON = "os.environ"
 _NOTHING = object()
 
@@ -231,11 +230,11 @@ class _ParameterReader:
     def _put(self, one: Assigned, text: str) -> None:
         """Put a value into the text of its cell, or above the first cell that may use it."""
         words = self._words[one.cell]
-        if one.inside or one.name == _ENVIRON or words[one.name] > 1 or words.keys() & _ANYTHING:
+        if one.inside or one.name == _ENVIRON or words[one.name] > 1 or words.keys() & ANYTHING:
             self._edits.append((self._blocks[one.cell].first - 1, one.value, text))
             return
         stars = {site.cell.index for site in self._scopes.stars}
-        wanted = {one.name, *_ANYTHING}
+        wanted = {one.name, *ANYTHING}
         after = range(one.cell + 1, len(self._blocks) - 1)
         may_use = (at for at in after if self._words[at].keys() & wanted or at in stars)
         at = next(may_use, len(self._blocks) - 1)

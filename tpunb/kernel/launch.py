@@ -44,6 +44,7 @@ def launch(
     retries: int = 0,
     resume: str | None = None,
     raises: bool = True,
+    yes: bool = False,
     cold: bool = False,
     replay: bool = False,
     replicate: bool = False,

@@ -260,8 +260,6 @@ class Launcher:
         supervisor.poll()
         spec = replace(spec, warm=supervisor.ready)
         write_folder(folder, spec, script, snapshot, env)
-        if spec.replicate is not None:
-            folder.emit(Note(f"every rank runs the prelude itself: {spec.replicate}"))
         variables = {**env, **restored}
         supervisor.run(folder.path, variables, device=DEVICES[spec.device], detached=detached)
         if not detached:

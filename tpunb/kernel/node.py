@@ -50,7 +50,7 @@ def run_node() -> NoReturn:
     start = replace(order, env=env, device=device, facts=facts(run, spec, machine))
     given = os.memfd_create("tpunb-orders", 0)  # not in a file: variables may be secrets
     with open(given, "wb", closefd=False) as file:
-        file.write(encode_message(preload) + encode_message(start))
+        file.write(encode_message(start) + encode_message(preload))
     os.lseek(given, 0, os.SEEK_SET)
     os.chdir("/")  # modules in another folder must not replace those of the standard library
     interrupts.become_in_own_session(SUPERVISOR, str(given))

@@ -225,8 +225,8 @@ class TrainOptions:
     """Options of `%%tpu_train`."""
 
     cores: Cores | None = _cores_option(
-        "number of ranks, one for each core (default: all chips of this machine, or 4 rehearsal "
-        "cores without a TPU)"
+        "number of ranks, one for each core (default: all chips of this machine; without a TPU, "
+        "as many rehearsal cores as it has processors, from 2 to 4)"
     )
     on: str | None = option(
         "--on",
@@ -318,6 +318,12 @@ class TrainOptions:
         "kernel",
         group=BACKGROUND,
         exclusive=True,
+    )
+    yes: bool = flag(
+        "--yes",
+        help="with --on: start without a confirmation, even if the run may cost more than the "
+        "place's ask_above",
+        group=BACKGROUND,
     )
     stop_when_done: bool = _stop_when_done_flag("when this run has ended")
     idle: float | None = _idle_option()

@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from functools import partial
 from html import escape
@@ -28,15 +28,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tpunb.display import html
 from tpunb.display.chart import chart_html
 from tpunb.display.formatters import result_card
 from tpunb.display.front_end import (
+    NOTHING,
     FrontEnd,
     ReplacedOutput,
     SharedOutput,
     current_front_end,
 )
-from tpunb.display.run_view import RunView, relative_path
+from tpunb.display.run_view import RunView
 from tpunb.kernel.launcher import Attached, Run, show_events
 from tpunb.runs import logs, state
 from tpunb.runs.directory import RunDir
@@ -112,11 +114,11 @@ def _answer_in_subshell(widget: Any) -> None:
 
 
 @contextmanager
-def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Iterator[Panel]:
+def open_panel(spec: RunSpec, run: RunDir, output: ReplacedOutput) -> Iterator[Panel]:
     """Context manager: the running cell shows its run's panel, if the front end supports it."""
-    front = front or current_front_end()
+    front = current_front_end()
     clicks = clicks_heard(front) if _has_ipywidgets() else Clicks.NEVER
-    panel = Panel(spec, run, clicks=clicks, restores=front.stops)
+    panel = Panel(spec, run, clicks=clicks, restores=front.stops, output=output)
     try:
         yield panel
     finally:
@@ -126,41 +128,33 @@ def open_panel(spec: RunSpec, run: RunDir, front: FrontEnd | None = None) -> Ite
 def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
     """Show a run in the running cell until it has ended; yield after each event or pause."""
     if isinstance(run, Attached) and clicks_heard(current_front_end()) is not Clicks.NEVER:
-        importlib.import_module("ipywidgets")  # the import delays nothing: the run continues
-    with open_panel(run.spec, run.dir) as panel:
+        with suppress(ImportError):  # the import delays nothing: the run continues
+            importlib.import_module("ipywidgets")
+    with open_panel(run.spec, run.dir, view.panel_output) as panel:
         view.tick()
         if panel.is_open:
             panel.reserve_place()  # right below the card: lines come before the front end answers
         yield from show_events(run, view, panel)
 
 
-class BackgroundPanel:
-    """The panel of a background run, in which the kernel is free to receive clicks.
+def background_panel(spec: RunSpec, run: RunDir, output: SharedOutput) -> Panel:
+    """Return the panel of a background run, in which the kernel is free to receive clicks.
 
-    Before and after the run, a line with the path of the log is shown in its place.
+    Call this in the thread of a cell.
     """
-
-    def __init__(self, spec: RunSpec, run: RunDir) -> None:
-        """Call this in the thread of a cell."""
-        self._output = SharedOutput(f"{run.id}-panel")
-        front = current_front_end()
-        clicks = Clicks.NEVER
-        if front.publish is not None and not front.batch and _has_ipywidgets():
-            clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
-            self._output(_log_line(run))
-        self.panel = Panel(
-            spec,
-            run,
-            clicks=clicks,
-            restores=front.stops,
-            output=self._output,
-            stop=partial(_press_stop, run),
-        )
-        self.show = self._output.show
-
-
-def _log_line(run: RunDir) -> dict[str, Any]:
-    return {"text/plain": f"log: {relative_path(run.log)} (%tpu_logs searches it)"}
+    front = current_front_end()
+    clicks = Clicks.NEVER
+    if front.publish is not None and not front.batch and _has_ipywidgets():
+        clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
+    output(NOTHING)
+    return Panel(
+        spec,
+        run,
+        clicks=clicks,
+        restores=front.stops,
+        output=output,
+        stop=partial(_press_stop, run),
+    )
 
 
 def _press_stop(run: RunDir) -> None:
@@ -202,10 +196,10 @@ def _close(widgets: Iterable[Any]) -> None:
 class Panel:
     """The panel of one run.
 
-    Clicks.AT_ONCE          probing --answered--> widgets --end--> line with the log's path
+    Clicks.AT_ONCE          probing --answered--> widgets --end--> nothing
                                |
                                +--no answer to the last probe, or end--> nothing
-    Clicks.AFTER_THE_CELL   widgets without controls --end--> line with the log's path
+    Clicks.AFTER_THE_CELL   widgets without controls --end--> nothing
     Clicks.NEVER            nothing
     """
 
@@ -253,8 +247,8 @@ class Panel:
         return bool(self._probes_left or self._probes or self._widgets or display_only)
 
     def reserve_place(self) -> None:
-        """Show a line in the panel's place, below the cell's outputs so far; it stays."""
-        self._output(_log_line(self._run))
+        """Show nothing in the panel's place, below the cell's outputs so far."""
+        self._output(NOTHING)
 
     def tick(self) -> None:
         """Probe, open or update the panel, if it is time. Call this often, in the cell's thread."""
@@ -284,11 +278,11 @@ class Panel:
         self._probes = []
 
     def end(self) -> None:
-        """Replace the widgets by a line with the path of the log."""
+        """Remove the widgets."""
         self._close_probes()
         self._clicks, self._probes_left = Clicks.NEVER, 0
         if self._widgets is not None:
-            self._output(_log_line(self._run))
+            self._output(NOTHING)
             self._widgets.close(restores=self._restores)
             self._widgets = None
 
@@ -356,6 +350,7 @@ class _Widgets:
             button.on_click(lambda _: stop())
             above.append(button)
         self._root = w.VBox([*above, self._tabs])
+        self._root.add_class(html.PANEL)
         self._last = w.HTML()
         inputs = (
             self._tabs,

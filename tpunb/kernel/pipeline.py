@@ -7,7 +7,6 @@ earlier in the background.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from tpunb.backends.choice import LABELS, BackendChoice
+from tpunb.kernel import cost
 from tpunb.kernel.current_parameters import Parameters, PlainNames, with_parameters
 from tpunb.kernel.options import LAST, TrainOptions, ranks_to_show
 from tpunb.kernel.returned import Returned
@@ -36,6 +36,7 @@ from tpunb.notebook.lint.linter import lint
 from tpunb.notebook.models import LaunchCall, Script, Snapshot
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
 from tpunb.runs.parameters import TAGS
 from tpunb.runs.spec import BackendName, RunSpec
 from tpunb.utils import cpus, env_vars, records
@@ -70,28 +71,17 @@ class PreparedNotebook:
         if certain := [finding for finding in self.findings if finding.certain]:
             raise LintError(certain)
 
-    def lint_notes(self) -> Iterator[str]:
-        """Yield a line for each error and warning about the train cell, and one for the others."""
-        told, known = list[Finding](), set[object]()
+    def lint_lines(self) -> dict[tuple[str, str], str]:
+        """Return a line for each error and warning about the train cell, by its rule and code."""
+        lines, known = dict[tuple[str, str], str](), set[object]()
         for each in sorted(self.findings, key=lambda f: (f.below, SEVERITIES.index(f.severity))):
-            if known.isdisjoint(keys := {(each.cell, each.line), each.message}):
-                told.append(each)  # one for each line of code, and each message once
+            keys = {(each.cell, each.line), each.message}
+            # One for each line of code, and each message once.
+            if each.own and each.severity != "hint" and known.isdisjoint(keys):
+                key = (each.rule, each.source)  # numbers of cells change whenever a cell runs
+                lines[key] = f"lint: {each.in_one_line()}. Fix: {each.fix}"
             known |= keys
-        grave = [finding for finding in told if finding.severity != "hint"]
-        own = [finding for finding in grave if finding.own][:MOST_FINDINGS]
-        yield from (f"lint: {finding.in_one_line()}. Fix: {finding.fix}" for finding in own)
-        rest = [finding for finding in told if finding not in own]
-        counts = Counter(finding.severity for finding in rest)
-        if not counts["error"] + counts["warning"]:
-            return
-        more = "more " if own else ""
-        kinds = ", ".join(
-            f"{counts[kind]} {more}{kind}{'s' if counts[kind] > 1 else ''}"
-            for kind in SEVERITIES
-            if counts[kind]
-        )
-        first = next(finding for finding in grave if finding not in own)
-        yield (f"lint: {kinds} (--dry-run shows them). The first: {first.in_one_line()}")
+        return dict([*lines.items()][:MOST_FINDINGS])
 
 
 def prepare_notebook(
@@ -193,12 +183,10 @@ class RunRequest:
     """The ranks whose lines the cell shows."""
     vm: TpuVm | None = None
     """The machine that `--stop-when-done` stops."""
-    notes_shown: frozenset[str] = frozenset()
-    """Notes on the notebook that earlier runs have shown, and that need not be repeated."""
+    told: set[object] = field(default_factory=set)
+    """What the notes of earlier runs have told: the lines, or keys of those whose words change."""
     choice: BackendChoice | None = None
-    """The backend, and why; None if it was shown with an earlier run, or needs no note."""
-    lint_shown: bool = False
-    """True if the previous run has shown the same findings of lint."""
+    """The backend, and why; None if it needs no note."""
     resumed_from: str | None = None
     """The run, folder or URL from whose last checkpoint the run continues."""
     call: LaunchCall | None = None
@@ -227,24 +215,35 @@ class RunRequest:
         saved = {env_vars.CHECKPOINTS: shared} if shared else {}
         return {**saved, **self.env, **self.restored}
 
-    def notes(self, spec: RunSpec) -> Iterator[str]:
-        """Yield the notes that are shown before the run begins."""
+    def notes(self, spec: RunSpec) -> list[Note]:
+        """Return the notes that are shown as the run begins, first its cost. From now on, they are
+        told: those of an earlier run are minor.
+        """
+        notebook, lines = self.notebook, dict[object, str]()
         if self.spmd is not None:
             every = "all " if self.spmd.cores > 1 else ""
-            yield f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
+            why = f"SPMD: one process drives {every}{spec.cores()} ({self.spmd.why})"
+            lines["SPMD"] = why
         if self.choice is not None:
-            yield str(self.choice)
-        yield from (note for note in self.notebook.snapshot.notes if note not in self.notes_shown)
-        yield from self.notebook.parameters.lines()
-        yield from map(str, self.notebook.script.missing_changes)
-        if not self.lint_shown:
-            yield from self.notebook.lint_notes()
-        yield from self.target.notes(self.notebook.script.text)
+            lines[self.choice.backend] = str(self.choice)
+        own = [*notebook.snapshot.notes, *notebook.parameters.lines()]
+        if spec.replicate is not None:
+            own.append(f"every rank runs the prelude itself: {spec.replicate}")
+        own += map(str, notebook.script.missing_changes)
+        lines |= {line: line for line in (*own, *self.target.notes(notebook.script.text))}
+        lines |= notebook.lint_lines()
+        notes = [Note(text, minor=key in self.told) for key, text in lines.items()]
+        self.told.update(lines)
+        costs = cost.describe(self.target, self.options.timeout)
+        return [*([Note(costs)] if costs else []), *notes]
 
     def spec(self, run_id: str) -> RunSpec:
         """Return the content of `spec.json` in the run folder."""
         options, target = self.options, self.target
         cwd, path = target.paths(import_path())
+        blocks = tuple(
+            replace(block, cwd=target.folder(block.cwd)) for block in self.notebook.script.blocks
+        )
         return RunSpec(
             id=run_id,
             name=self.name,
@@ -253,7 +252,7 @@ class RunRequest:
             backend=self.machine.backend,
             cwd=cwd,
             sys_path=path,
-            blocks=self.notebook.script.blocks,
+            blocks=blocks,
             returns=options.returns,
             grace=options.grace,
             timeout=options.timeout,

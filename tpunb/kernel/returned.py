@@ -92,6 +92,11 @@ class Launched:
         self._form, objects = _take_apart(result.returns.get(RESULT), DEEPEST)
         self._objects = [weakref.ref(each) for each in objects]
 
+    @property
+    def alive(self) -> bool:
+        """True while a variable may hold the result or its value."""
+        return any(ref() is not None for ref in (self._result, *self._objects))
+
     def expression(self, value: object) -> str | None:
         """Return code that reads the value from the run folder; None if it is another value."""
         if value is self._result():
@@ -131,7 +136,7 @@ class Returned:
         self._launched: list[Launched] = []
 
     def add_launched(self, result: RunResult) -> None:
-        self._launched.append(Launched(result))
+        self._launched = [*(each for each in self._launched if each.alive), Launched(result)]
 
     def left_by_launches(self, user_ns: Mapping[str, object]) -> Callable[[str], str | None]:
         """Return a function from a kernel variable's name to code for its value in a later run.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tpunb.display import front_end
 from tpunb.display.run_view import RunView
-from tpunb.kernel import calls, panel
+from tpunb.kernel import calls, cost, panel
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.runs import bucket_copies, directory, listing, returns, state
 from tpunb.runs.cell_times import with_last_times
@@ -45,17 +45,21 @@ class Runs:
         request: RunRequest,
         runs: Path,
         interrupts: Interrupts,
+        ask: Callable[[str], str],
+        yes: str = "",
     ) -> Run | Attached:
         """Create a run folder in `runs`, and start the run.
 
-        Raises LintError for code that would certainly fail, HandoffError for arguments that cannot
-        be pickled, and TpunbError after an interrupt; nothing was started then.
+        `ask` and `yes`: see `cost.confirm`. Raises LintError for code that would certainly fail,
+        HandoffError for arguments that cannot be pickled, and TpunbError after an interrupt;
+        nothing was started then.
         """
         from tpunb.notebook.convert import redaction
 
         request.notebook.raise_for_lint()
         if interrupts.count:
             raise TpunbError("interrupted before the run began: nothing was started")
+        cost.confirm(request.target, request.options, ask, yes)
         snapshot = request.notebook.snapshot
         with directory.new_run(runs, request.name) as folder:
             _save_values(request, folder)
@@ -87,8 +91,6 @@ class Runs:
         An interrupt stops the run; another one skips the grace period. `missing` returns lines
         about names that the notebook does not get from a successful run.
         """
-        for note in request.notes(run.spec):
-            view.show(Note(note))
         seen = 0
         for _ in panel.show_run(run, view):
             if interrupts.count > seen:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from tpunb.diagnostics import cell as debug
 from tpunb.display import front_end, html
 from tpunb.display.front_end import FrontEnd
 from tpunb.display.run_view import RunView, show_waiting
-from tpunb.kernel import device, rank_names, setup
+from tpunb.kernel import cost, device, rank_names, setup
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.background import BackgroundRun
 from tpunb.kernel.launcher import Attached, Run
@@ -62,7 +62,6 @@ from tpunb.utils.interrupts import Interrupts, counted_interrupts
 
 if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
-    from tpunb.notebook.lint.findings import Finding
     from tpunb.places.hosts_target import Target
 
 INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
@@ -108,9 +107,7 @@ class Session:
         self._metadata: Metadata | None = None
         self._launched: tuple[int | None, RunView | None] = None, None
         """The cell of the last call of `tpunb.launch`, and the view of its run."""
-        self._lint_told: object = None
-        self._backend_told: BackendName = "xla"
-        self._notes_told: set[str] = set()
+        self._told: set[object] = set()
         device.note_running()
         restored_names.restore()  # cells of 2020 run here first
         chips, _ = tpu.count_chips(machine.root_of(os.environ))
@@ -195,7 +192,9 @@ class Session:
             if not run.failed and run.id not in deleted
         }
         cells = [(run.number, run.source) for run in newest.values()]
-        return choose_for(self.defaults.backend, [*cells, (self.history.running(), cell)])
+        own = [text for _, text in cells if "tpu_train" not in cell_magics(text)]
+        cells.append((self.history.running(), cell))
+        return choose_for(self.defaults.backend, cells, [*own, cell])
 
     def _choose_ahead(self) -> BackendChoice:
         """As `choose_backend`, also from the cells that have not run yet, if their runs could use
@@ -210,8 +209,10 @@ class Session:
             )
         except NotebookError:  # the first run reports it
             return choice
-        cells = [(cell.number, cell.source) for cell in found.cells if cell.kind == "code"]
-        ahead = choose_for(None, cells)
+        code = [cell for cell in found.cells if cell.kind == "code"]
+        ahead = choose_for(
+            None, [(cell.number or at, cell.source) for at, cell in enumerate(code, 1)]
+        )
         return ahead if ahead.problem(on_tpu=False) is None else choice
 
     def backend_of_debug(self, options: DebugCellOptions, cell: str) -> BackendName:
@@ -230,7 +231,7 @@ class Session:
         return choice.backend
 
     def machine(
-        self, requested: Mapping[str, str] | None = None, backend: BackendName | None = None
+        self, requested: Mapping[str, str] | None = None, choice: BackendChoice | None = None
     ) -> Machine:
         """Return this machine as a backend sees it, by default that of the next run.
 
@@ -243,7 +244,8 @@ class Session:
         if self._metadata is None:
             self._metadata = metadata.read_all(env, machine.root_of(env), metadata.PATIENCE)
         here = machine.machine_from_metadata(env, machine.root_of(env), self._metadata)
-        return here.with_backend(backend or self.choose_backend().backend)
+        choice = choice or self.choose_backend()
+        return here.with_backend(choice.backend, cpu=choice.cpu)
 
     def _run_environment(
         self, here: Machine, requested: Mapping[str, str] | None = None
@@ -259,7 +261,7 @@ class Session:
         """`%tpu_setup`: choose defaults, preload, show the environment, order a shutdown."""
         self._choose_defaults(options)
         choice = self._choose_ahead()
-        here = self.machine(backend=choice.backend)
+        here = self.machine(choice=choice)
         if not options.no_warm and not choice.problem(on_tpu=here.device == "TPU"):
             self.runs.launcher.warm(self._run_environment(here))
             # Importing nbconvert takes two seconds: done now, the first train cell need not wait.
@@ -314,6 +316,7 @@ class Session:
                 imported=sys.modules,
                 backend=choice.backend,
                 why=choice.why,
+                cpu=choice.cpu,
             ),
             preload=preload,
             json=options.json,
@@ -390,7 +393,8 @@ class Session:
             assert isinstance(run, Run)
             if options.background:
                 return self.hand_over_later(run, request, delivery)
-            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
+            notes = request.notes(run.spec)
+            view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front, notes=notes)
             brought = _brought(options)
 
             def missing() -> Iterator[str]:
@@ -424,10 +428,15 @@ class Session:
                 request = self.prepare(options, call, interrupts, front)
                 run = self._start(request, interrupts)
                 assert isinstance(run, Run)
-                view = RunView(run.spec, run.dir, logs=request.shown_ranks, front=front)
                 cell, earlier = self._launched
-                if earlier is not None and cell == self.history.running():
-                    earlier.fold()
+                view = RunView(
+                    run.spec,
+                    run.dir,
+                    logs=request.shown_ranks,
+                    front=front,
+                    notes=request.notes(run.spec),
+                    follows=earlier if cell == self.history.running() else None,
+                )
                 with callbacks.calling(on_log and watched):
                     result = self.runs.follow(run, view, request, interrupts)
                 self._launched = self.history.running(), view
@@ -471,7 +480,7 @@ class Session:
                 "deleted: change to another one with `%cd FOLDER`"
             ) from None
         choice = self.choose_backend(cell if isinstance(cell, str) else "")
-        here = self.machine(dict(options.env), choice.backend)
+        here = self.machine(dict(options.env), choice)
         if options.on is None:
             target: Target = self._local_target(here)
         else:
@@ -500,9 +509,8 @@ class Session:
                 options, notebook, machine, cores, runs=self.defaults.runs, target=target
             ),
             vm=vm,
-            notes_shown=frozenset(self._notes_told),
-            choice=None if choice.backend in ("xla", self._backend_told) else choice,
-            lint_shown=_without_places(notebook.findings) == self._lint_told,
+            told=self._told,
+            choice=None if choice.backend == "xla" else choice,
             call=cell if isinstance(cell, LaunchCall) else None,
         )
 
@@ -523,7 +531,10 @@ class Session:
         front = front or front_end.current_front_end()
         show = partial(show_waiting, front)
         try:
-            return find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            target = find_hosts(name, Path.cwd(), show, lambda: interrupts.count > 0)
+            if not options.dry_run and (costs := cost.describe(target, options.timeout)):
+                show(costs)
+            return target
         except BaseException:
             if front.publish is not None:  # the error replaces the progress
                 front.publish({"text/html": "", "text/plain": ""})
@@ -541,13 +552,7 @@ class Session:
 
     def _start(self, request: RunRequest, interrupts: Interrupts) -> Run | Attached:
         """Start the run, and order a shutdown after it if requested. Raises as `Runs.start`."""
-        run = self.runs.start(request, self.defaults.runs, interrupts)
-        # Compared without cell numbers, which change whenever a cell runs.
-        self._lint_told = _without_places(request.notebook.findings)
-        self._backend_told = request.machine.backend
-        snapshot = request.notebook.snapshot
-        if snapshot.path is None:  # the notes of the next run would be the same
-            self._notes_told.update(snapshot.notes)
+        run = self.runs.start(request, self.defaults.runs, interrupts, cost.ask)
         if request.vm is not None:
             self._order_stop(request.vm, request.options.idle, run.dir.path)
         return run
@@ -634,10 +639,6 @@ class Session:
             print(line, flush=True)
 
 
-def _without_places(findings: Iterable[Finding]) -> object:
-    return [(each.rule, each.line, each.source) for each in findings]
-
-
 def _describe(request: RunRequest) -> str:
     from tpunb.kernel import pipeline
 
@@ -652,6 +653,7 @@ def _brought(options: TrainOptions) -> set[str]:
 def preload() -> None:
     """Import and read everything that the first train cell needs in the kernel."""
     importlib.import_module("tpunb.kernel.pipeline")
-    importlib.import_module("ipywidgets")
+    with suppress(ImportError):  # a kernel's environment without it has no panel
+        importlib.import_module("ipywidgets")
     importlib.import_module("tpunb.notebook.convert.convert").warm_up()
     importlib.import_module("tpunb.diagnostics.failure.rules").rules()

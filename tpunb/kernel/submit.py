@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from tpunb.backends.choice import BackendChoice
 from tpunb.display.html import LEAVE
 from tpunb.display.run_view import RunView
-from tpunb.kernel import pipeline
+from tpunb.kernel import cost, pipeline
 from tpunb.kernel.backend_choice import choose_for
 from tpunb.kernel.launcher import Attached
 from tpunb.kernel.options import TRAIN, TrainOptions
@@ -53,6 +53,7 @@ def submit(
     *,
     detach: bool,
     dry_run: bool,
+    yes: bool,
 ) -> int:
     """Run the notebook's train cell, with the options of its option line, at a place.
 
@@ -68,7 +69,7 @@ def submit(
         )
     snapshot = _load(notebook, cell, parameters)
     options = _options(snapshot)
-    options = replace(options, on=place, detach=detach, dry_run=dry_run)
+    options = replace(options, on=place, detach=detach, dry_run=dry_run, yes=yes or options.yes)
     target = find_hosts(place, Path.cwd(), print, lambda: False)
     request = _prepare(snapshot, options, target, runs)
     if dry_run:
@@ -77,12 +78,22 @@ def submit(
     own = Runs(_INTERRUPTED)
     # A KeyboardInterrupt would remove the folder of a run that has already begun.
     with counted_interrupts() as interrupts, closing(own):
-        run = own.start(request, runs, interrupts)
+        run = own.start(request, runs, interrupts, _ask, "tpunb submit --yes")
         if isinstance(run, Attached):
+            if costs := cost.describe(target, options.timeout):
+                print(costs)
             print(f"run {run.dir.id} continues on {run.spec.cores()}: tpunb attach {run.dir.id}")
             return 0
-        view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="")
+        notes = request.notes(run.spec)
+        view = RunView(run.spec, run.dir, logs=request.shown_ranks, stop="", notes=notes)
         return _exit_status(own.follow(run, view, request, interrupts))
+
+
+def _ask(prompt: str) -> str:
+    """Call `cost.ask`; raise EOFError if standard input is not a terminal."""
+    if not sys.stdin.isatty():
+        raise EOFError
+    return cost.ask(prompt)
 
 
 def print_manifest(

@@ -1,11 +1,12 @@
-"""Measures memory and load of this host's chips during a run, from libtpu's metrics servers.
+"""Measures memory and load of this host's chips or GPUs during a run.
 
-    python -c … RUN PORTS PARENT
+    python -c … RUN DEVICE PORTS PARENT     (in place of PORTS: CUDA_VISIBLE_DEVICES, or "all")
 
 A separate process, which the supervisor starts and ends: gRPC starts threads and may block, and a
 supervisor must do neither. libtpu serves the numbers on ports of this machine, one for each process
 that has chips (TPU_RUNTIME_METRICS_PORTS, by default 8431); they are read with tpu-info's library
-(0.14) and written as `tpunb.runs.chips` describes. Without a server nothing is written.
+(0.14). GPUs are measured with NVIDIA's library (nvidia-ml-py). All is written as
+`tpunb.runs.chips` describes; without a server, library or driver nothing is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tpunb.runs import chips, heartbeat
 from tpunb.runs.chips import Chip
@@ -49,8 +50,15 @@ Ask = Callable[[int], Iterable[ChipUsage]]
 class ChipMeter:
     """Measures the chips of one host over the time of a run."""
 
-    def __init__(self, ports: Sequence[int], ask: Ask, within: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        ports: Sequence[int],
+        ask: Ask,
+        within: float = PATIENCE,
+        kind: Literal["chip", "GPU"] = "chip",
+    ) -> None:
         self._ports = ports
+        self._kind = kind
         self._ask = ask
         self._within = within
         self._calls: dict[int, futures.Future[list[ChipUsage]]] = {}
@@ -77,7 +85,13 @@ class ChipMeter:
                     total, looks = self._busy.get(key, (0.0, 0))
                     self._busy[key] = total + usage.duty, looks + 1
         return [
-            Chip(number, *self._newest[key], self._peaks.get(key, 0), self._mean(key))
+            Chip(
+                number,
+                *self._newest[key],
+                self._peaks.get(key, 0),
+                self._mean(key),
+                kind=self._kind,
+            )
             for number, key in enumerate(sorted(self._newest))
         ]
 
@@ -116,6 +130,41 @@ def ask_libtpu(port: int) -> list[ChipUsage]:
     return [ChipUsage(each.memory_usage, each.total_memory, each.duty_cycle_pct) for each in usages]
 
 
+def meter_of_gpus(visible: str | None) -> ChipMeter:
+    """A meter for the GPUs that CUDA_VISIBLE_DEVICES leaves; None: all."""
+    return ChipMeter([0], lambda _: ask_nvml(visible), kind="GPU")
+
+
+def ask_nvml(visible: str | None) -> list[ChipUsage]:
+    """Usage of these GPUs; [] without the library, a driver, or values for one of them.
+
+    By number they are in the order of the bus; CUDA's own is another one where they differ in kind.
+    """
+    try:
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+    except (ImportError, OSError):
+        return []
+    except nvml.NVMLError:  # no driver
+        return []
+    usages = []
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        for entry in map(str, range(count)) if visible is None else visible.split(","):
+            by_number = entry.strip().isdecimal()
+            find = nvml.nvmlDeviceGetHandleByIndex if by_number else nvml.nvmlDeviceGetHandleByUUID
+            handle = find(int(entry) if by_number else entry.strip())
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            load = nvml.nvmlDeviceGetUtilizationRates(handle)
+            usages.append(ChipUsage(memory.used, memory.total, float(load.gpu)))
+    except nvml.NVMLError:  # a part of a GPU (MIG) has no load of its own
+        return []
+    finally:
+        nvml.nvmlShutdown()
+    return usages
+
+
 def parse_ports(text: str) -> list[int]:
     """The ports of TPU_RUNTIME_METRICS_PORTS ('8431,8432'); libtpu's default if it has none."""
     ports = [int(part) for part in text.split(",") if part.strip().isdecimal()]
@@ -131,11 +180,13 @@ def is_training(run: RunDir) -> bool:
 
 def main() -> None:
     """Measure until standard input, the supervisor's end of a pipe, closes."""
-    folder, ports, parent = sys.argv[1:]
+    folder, device, ports, parent = sys.argv[1:]
     processes.die_with_parent(int(parent))
     os.nice(10)
     os.environ["GRPC_VERBOSITY"] = "NONE"
     run, meter = RunDir(folder), ChipMeter(parse_ports(ports), ask_libtpu)
+    if device == "GPU":
+        meter = meter_of_gpus(None if ports == "all" else ports)
     measure(run, meter, lambda seconds: not select.select([0], [], [], seconds)[0])
 
 

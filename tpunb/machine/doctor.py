@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpunb.machine import (
+    chip_meter,
     gpus,
     hardware,
     machine,
@@ -26,6 +27,7 @@ from tpunb.machine.metadata import Metadata
 from tpunb.machine.packages import InstalledPackages
 from tpunb.machine.problem import SetupProblem
 from tpunb.machine.tpu_users import TpuUser
+from tpunb.runs.chips import Chip
 from tpunb.runs.spec import BackendName, Price
 
 
@@ -46,6 +48,8 @@ class SetupReport:
     """Price of this machine per hour, if known."""
     why: str = ""
     """Why runs use `machine.backend`: 'cell [1] imports torch_tpu'; empty if it is not known."""
+    gpus: tuple[Chip, ...] = ()
+    """What the GPUs of a run have in use; () if that is not known, or runs do not use them."""
 
     def to_json(self) -> dict[str, Any]:
         here, made = self.machine, self.machine.made
@@ -57,6 +61,7 @@ class SetupReport:
             "device": here.device,
             "chips": here.chips,
             "gpus": here.gpus,
+            "gpus_in_use": [str(gpu) for gpu in self.gpus],
             "cores": self.cores,
             "core_counts": list(here.rank_counts) or None,
             "accelerator_type": here.accelerator_type,
@@ -91,10 +96,12 @@ def inspect_machine(
     answers: Metadata | None = None,
     backend: BackendName | None = None,
     why: str = "",
+    cpu: bool = False,
 ) -> SetupReport:
     """Inspect the whole set-up. `cores`: the user's choice, if any. `imported`: the kernel's
     modules. `answers`: the metadata server's, if it was queried before. `backend` and `why`: the
     backend of runs, and the reason for it; None: the one that the installed packages are for.
+    `cpu`: the notebook's code trains on the CPU (`Machine.with_backend`).
 
     `root` and `path` (folders of packages) describe another machine, for tests.
     """
@@ -109,7 +116,7 @@ def inspect_machine(
     if backend is None:
         choice = packages.installed_backend(have)
         backend, why = choice.backend, choice.why
-    here = here.with_backend(backend)
+    here = here.with_backend(backend, cpu=cpu)
     chosen = cores or here.default_cores
     room = hardware.measure_resources(root, runs)
 
@@ -118,6 +125,9 @@ def inspect_machine(
         yield from packages.package_problems(have, here, imported)
         yield from hardware.resource_problems(room)
 
+    usage: list[Chip] = []
+    if here.device == "GPU":
+        usage = chip_meter.meter_of_gpus(env.get(gpus.VISIBLE)).look(training=False)
     problems = tuple(all_problems())
     return SetupReport(
         here,
@@ -129,4 +139,5 @@ def inspect_machine(
         tuple(problem for problem in problems if not problem.must),
         prices.price_of(here),
         why,
+        tuple(usage),
     )

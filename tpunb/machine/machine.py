@@ -15,6 +15,7 @@ from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import cpus, env_vars, memory
 
 REHEARSAL_CORES = 4
+"""The most rehearsal ranks of a run without `--cores`."""
 RANK_MEMORY = 250 * 2**20
 """Least bytes that a rehearsal rank needs once torch_xla's runtime has started (measured)."""
 
@@ -57,12 +58,15 @@ class Machine:
     pjrt_device: str = ""
     """PJRT_DEVICE, which decides between TPU and CPU for the backend xla only; '' if not set."""
 
-    def with_backend(self, backend: BackendName) -> Machine:
-        """This machine as `backend` sees it: with the device on which its ranks run."""
+    def with_backend(self, backend: BackendName, *, cpu: bool = False) -> Machine:
+        """This machine as `backend` sees it: with the device on which its ranks run.
+
+        `cpu`: the code names the CPU, which the backend torch leaves to it.
+        """
         if backend == self.backend:
             return self
         device: Device = "CPU"
-        if backend == "torch" and self.gpus and self.cuda:
+        if backend == "torch" and self.gpus and self.cuda and not cpu:
             device = "GPU"
         elif backend == "torchtpu" and self.vfio_chips:
             device = "TPU"
@@ -105,7 +109,7 @@ class Machine:
         if self.device == "GPU":
             return self.gpus
         if self.device == "CPU":
-            return REHEARSAL_CORES
+            return max(2, min(REHEARSAL_CORES, self.processors))
         if self.backend == "torchtpu":
             return max(self._torchtpu_counts, default=1)
         return max(1, self.chips) if self.devices_per_chip == 1 else 1
@@ -149,7 +153,8 @@ class Machine:
         have = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
         return (
             f"processes on this machine may use {have}, and each rank needs its own "
-            f"({gpus.VISIBLE} can leave some out). To run on the CPU, set {gpus.VISIBLE}=''"
+            f"({gpus.VISIBLE} can leave some out). To run on the CPU, make the process group with "
+            f"gloo and name no GPU, or set {gpus.VISIBLE}=''"
         )
 
     def _on_cpu(self, cores: int) -> str | None:

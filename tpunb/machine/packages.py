@@ -11,10 +11,16 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from tpunb.backends.choice import TORCHTPU_SINCE, BackendChoice, Installed, choose
+from tpunb.backends.choice import (
+    TORCHTPU_SINCE,
+    BackendChoice,
+    Installed,
+    choose,
+    missing_libpython,
+)
 from tpunb.machine.machine import Machine
 from tpunb.machine.problem import SetupProblem
-from tpunb.utils.errors import UV_INSTALL
+from tpunb.utils.install_commands import UV_INSTALL
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,7 @@ def install_command(pair: Pair, platform: str, *, tpu: bool, have: InstalledPack
     wanted.append(f"'torch_xla[tpu]=={pair.torch_xla}'" if tpu else f"torch_xla=={pair.torch_xla}")
     if platform == "kaggle" and tpu:
         wanted.append(f"libtpu=={pair.libtpu}")
-    return " ".join([_uv_install(platform), *wanted])
-
-
-def _uv_install(platform: str) -> str:
-    hosted = platform in ("colab", "kaggle")
-    return UV_INSTALL.replace("--python python3", "--system") if hosted else UV_INSTALL
+    return " ".join([UV_INSTALL, *wanted])
 
 
 def install_torch_command(have: InstalledPackages, machine: Machine) -> str:
@@ -137,7 +138,7 @@ def install_torch_command(have: InstalledPackages, machine: Machine) -> str:
     first, last = TORCH_OF_TORCHTPU
     wanted = [f"'torch>={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}'"]
     wanted += [name for name in OF_ONE_TORCH if name in have.versions]
-    install = _uv_install(machine.platform)
+    install = UV_INSTALL
     if machine.chips and (machine.backend == "torchtpu" or "torch" not in have.versions):
         wanted.append(f"'torch_tpu>={TORCH_TPU}'")
     elif machine.gpus:
@@ -241,6 +242,9 @@ def _pair(have: InstalledPackages, fix: str) -> Iterator[SetupProblem]:
             fix,
             must=xla < release_numbers(PAIRS[-1].torch_xla),
         )
+    elif library := missing_libpython():
+        name, fix = library
+        yield SetupProblem("libpython", f"torch_xla needs {name}, which is not installed.", fix)
 
 
 def _libtpu(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]:
@@ -259,7 +263,7 @@ def _libtpu(have: InstalledPackages, machine: Machine) -> Iterator[SetupProblem]
             return
         new = installed is not None and installed >= release_numbers(LIBTPU_OF_TORCH_TPU)
         fits = new or (installed is not None and not machine.chips)
-        command = f"{_uv_install(machine.platform)} 'libtpu>={LIBTPU_OF_TORCH_TPU}'"
+        command = f"{UV_INSTALL} 'libtpu>={LIBTPU_OF_TORCH_TPU}'"
         needs = (
             f"torch_tpu {have.versions['torch_tpu']} needs libtpu {LIBTPU_OF_TORCH_TPU} or later"
         )

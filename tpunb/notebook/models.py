@@ -31,7 +31,7 @@ class LeftOut(str, Enum):
 
     SHELL = "shell commands run once, in the notebook"
     INSTALL = "the run uses the packages that are installed now"
-    KERNEL_STATE = "the run starts with the kernel's environment and directory"
+    KERNEL_STATE = "the run starts with the kernel's environment"
     NOTEBOOK_ONLY = "of use in a notebook only"
     HELP = "help is shown in a notebook only"
     FILE_WRITTEN = "the cell wrote the file when it ran in the notebook"
@@ -63,6 +63,8 @@ class Cell:
     """Numbers of all its executions in this kernel, including those of earlier texts."""
     failed: bool = field(default=False, compare=False)
     """True if it raised in the kernel when it last ran, or was interrupted."""
+    cwd: str = field(default="", compare=False)
+    """The working directory when it last began, rather one in which it succeeded; '': unknown."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,6 @@ class Need(str, Enum):
     FILE = "reads {}, a file of this machine: copy it along"
     SECRET = "contains a secret, which is left out: set the variable {} before the start"
     MAGIC = "{} is not known, so its effect is missing"
-    TPUNB = "needs tpunb ({}): pip install tpunb"
 
     def __str__(self) -> str:
         return self.value

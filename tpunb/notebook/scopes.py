@@ -45,6 +45,8 @@ LAUNCHERS = frozenset(
     }
 )
 """Calls that start a function on every core."""
+ANYTHING = frozenset("globals locals vars eval exec dir get_ipython __main__".split())
+"""Code that uses one of these may use any name."""
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 CHANGING = frozenset(
     {
@@ -507,6 +509,13 @@ class Scopes:
         return any(
             site.scope.find(name) in (None, self.globals) and site.cell in self.cells[:first]
             for site in self.loads(name)
+        )
+
+    def may_read(self, name: str) -> bool:
+        """Whether any code may read a global variable of this name."""
+        anywhere = (None, self.globals)
+        return any(map(self.loads, ANYTHING)) or any(
+            site.scope.find(name) in anywhere for site in self.loads(name)
         )
 
     def unbound(self) -> Iterator[tuple[Site, list[Binding]]]:

@@ -79,6 +79,8 @@ class HostSettings(SavingSettings):
     cores: int | None = None
     """Ranks of each host; None: one for each chip, or 4 rehearsal cores without a TPU."""
     port: int = PORT
+    ask_above: float | None = None
+    """Ask before a run that may cost more dollars. None: never ask."""
 
 
 @dataclass(frozen=True, kw_only=True)

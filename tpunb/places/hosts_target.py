@@ -99,15 +99,21 @@ class HostsTarget:
         name = re.sub(r"[^\w.-]", "-", self.root.name) or "root"
         return f"{self.place.host_settings.folder.rstrip('/')}/projects/{name}-{key}"
 
+    def _there(self, path: Path) -> str | None:
+        """The hosts' path for a local one; None for a path that is not copied."""
+        if not path.is_relative_to(self.root):
+            return None
+        return f"{self.work}/{path.relative_to(self.root).as_posix()}".removesuffix("/.")
+
     def paths(self, entries: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """Return only entries of `sys.path` that are copied; the hosts' own packages follow."""
         local = [self.cwd, *(Path(entry or self.cwd).absolute() for entry in entries)]
-        copied = [
-            f"{self.work}/{path.relative_to(self.root).as_posix()}".removesuffix("/.")
-            for path in local
-            if path.is_relative_to(self.root) and "site-packages" not in path.parts
-        ]
+        own = [self._there(path) for path in local if "site-packages" not in path.parts]
+        copied = [path for path in own if path is not None]
         return copied[0], tuple(dict.fromkeys(copied))
+
+    def folder(self, path: str) -> str:
+        return (path and self._there(Path(path))) or path
 
     def resume(self, run: RunDir) -> str:
         place = place_of(run)

@@ -28,6 +28,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunState
 from tpunb.utils import patience
 from tpunb.utils.errors import MissingPackageError
+from tpunb.utils.install_commands import PIP_INSTALL
 from tpunb.utils.text import duration
 
 PATIENCE = 60.0
@@ -225,8 +226,9 @@ def _connect() -> Any:
     try:
         api = _ask(log_in)
     except ImportError:
-        install = "`pip install 'tpunb[kaggle]'`"
-        raise MissingPackageError("kaggle", "notebooks on Kaggle", install) from None
+        raise MissingPackageError(
+            "kaggle", "notebooks on Kaggle", f"`{PIP_INSTALL} 'tpunb[kaggle]'`"
+        ) from None
     if api is None:
         raise PlaceError("you are not logged in to Kaggle on this machine: run `kaggle auth login`")
     return api

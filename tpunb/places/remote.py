@@ -1,10 +1,10 @@
 """Commands for hosts: sent to them as text and run by their own Python.
 
-    differing FOLDER                  print a JSON list of the files on standard input,
-                                      {name: [size, time]}, that differ in the folder
-    receive FOLDER SIZE DIGEST [new]  extract an archive from standard input into the folder, which
-                                      must not exist yet if it is to be new
-    pack FOLDER PATTERN…              write matching files to standard output as an archive
+differing FOLDER                  print a JSON list of the files on standard input,
+                                  {name: [size, time]}, that differ in the folder
+receive FOLDER SIZE DIGEST [new]  extract an archive from standard input into the folder, which
+                                  must not exist yet if it is to be new
+pack FOLDER PATTERN…              write matching files to standard output as an archive
 """
 
 from __future__ import annotations

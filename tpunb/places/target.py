@@ -70,6 +70,10 @@ class LocalTarget:
         """Where a run saves checkpoints; '' if each host keeps its own."""
         return ""
 
+    def folder(self, path: str) -> str:
+        """The hosts' folder for a local one."""
+        return path
+
     def resume(self, run: RunDir) -> str:
         """Where the hosts find the checkpoints of an earlier run. Raises TpunbError."""
         if not run.checkpoints.is_dir():

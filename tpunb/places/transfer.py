@@ -47,7 +47,10 @@ LONGEST = 24 * 3600.0
 
 def command(what: Literal["send", "fetch"], run: RunDir) -> tuple[str, ...]:
     """The command that sends a run's files to its hosts, or fetches its large results."""
-    start = f"import sys; sys.path[0] = {PACKAGE_ROOT!r}; from tpunb.places import transfer; "
+    start = (
+        f"import os, sys; sys.path[0] = {PACKAGE_ROOT!r}; from tpunb.utils import processes; "
+        "processes.die_with_parent(os.getppid()); from tpunb.places import transfer; "
+    )
     return sys.executable, "-c", f"{start}transfer.{what}()", str(run.path)
 
 

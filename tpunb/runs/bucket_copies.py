@@ -233,7 +233,10 @@ def cached_runs(url: str) -> Path:
     files.write_json(RunDir(cache / name).bucket, url)
     with _explained(url):
         system, root = _open(url)
-        names = [Path(place).name for place in system.ls(root, detail=False)]
+        try:
+            names = [Path(place).name for place in system.ls(root, detail=False)]
+        except FileNotFoundError:  # in a bucket, there are no empty folders
+            names = []
         found = list(filter(RUN_ID.match, names))
         for run in (cache / name for name in found):
             if not (run / RESULT).exists():  # a run with a result is complete

@@ -1,4 +1,4 @@
-"""Memory and duty cycle of a run's chips, by host.
+"""Memory and duty cycle of a run's chips or GPUs, by host.
 
 On each host, a separate process (tpunb.machine.chip_meter) writes `chips.json` into the host's run
 folder. In the folder of the whole run the files of hosts other than 0 are below `hosts/<n>/`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from tpunb.utils import files, records
 
@@ -19,22 +20,25 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Chip:
-    """The latest values that libtpu reported for a chip, or for each core that is a device."""
+    """The latest values that libtpu reported for a chip, or for each core that is a device; or
+    those of NVIDIA's driver for a GPU.
+    """
 
     number: int
     """Its number on its host, from 0."""
     memory: int
-    """Bytes of HBM in use."""
+    """Bytes of its memory in use, by all processes."""
     total: int
-    """Bytes of HBM in total."""
+    """Bytes of its memory in total."""
     duty: float
-    """Percent of the last seconds in which its TensorCore was busy."""
+    """Percent of the last seconds in which its TensorCore was busy, or a GPU ran a kernel."""
     peak: int = 0
-    """The most bytes of HBM in use at once."""
+    """The most bytes of its memory in use at once."""
     mean_duty: float | None = None
     """The duty cycle in percent while the train cell has been running; None before that."""
     host: str = ""
     """The name of its host; '' for a run on one machine."""
+    kind: Literal["chip", "GPU"] = "chip"
 
     @property
     def name(self) -> str:
@@ -44,7 +48,7 @@ class Chip:
     def __str__(self) -> str:
         """'chip 2: 12.1 of 16.0 GB, 87 % busy'."""
         used = f"{self.memory / _GB:.1f} of {self.total / _GB:.1f} GB"
-        return f"chip {self.name}: {used}, {self.duty:.0f} % busy"
+        return f"{self.kind} {self.name}: {used}, {self.duty:.0f} % busy"
 
 
 def write_chips(run: Path, chips: Sequence[Chip]) -> None:
@@ -77,10 +81,11 @@ def describe_chips(chips: Sequence[Chip]) -> str:
     duties = {chip: chip.duty if chip.mean_duty is None else chip.mean_duty for chip in chips}
     mean = sum(duties.values()) / len(chips)
     lowest = min(chips, key=duties.__getitem__)
-    idle = f" ({duties[lowest]:.0f} % on chip {lowest.name})" if duties[lowest] < mean - 10 else ""
+    kind, low = lowest.kind, duties[lowest]
+    idle = f" ({low:.0f} % on {kind} {lowest.name})" if low < mean - 10 else ""
     most = max(chips, key=lambda chip: max(chip.peak, chip.memory))
     memory = f"{max(most.peak, most.memory) / _GB:.1f} of {most.total / _GB:.1f} GB"
-    return f"chips: duty cycle {mean:.0f} %{idle}, memory up to {memory}"
+    return f"{kind}s: duty cycle {mean:.0f} %{idle}, memory up to {memory}"
 
 
 def mean_duty(chips: Sequence[Chip]) -> float | None:

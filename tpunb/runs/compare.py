@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpunb.runs import directory, listing, metrics, summary
+from tpunb.runs import directory, last_run, listing, metrics, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.labels import label_runs
 from tpunb.runs.parameters import parameters
@@ -31,11 +31,11 @@ _READ = 200_000
 def runs(folder: Path | str | None = None) -> pd.DataFrame:
     """Return a table of the runs in a folder, newest first: state, parameters and best metrics.
 
-    The index is the run's id. Columns: `name`, `state`, `cores`, `device`, `started` (UTC),
-    `duration` (seconds; so far for an active run), `resumed_from` (of `--resume`), `notebook` (its
-    file), then `params.*`, and for each metric `best.*`, or `last.*` if its name does not show
-    whether lower or higher is better. For a run with more than 20 MB of metrics these are left
-    out, and a UserWarning names it. `params`: see `tpunb.runs.parameters.parameters`.
+    The index is the run's id. Columns: `name`, `state`, `duration` (seconds; so far for an active
+    run), `params.*` (see `tpunb.runs.parameters.parameters`), and for each metric `best.*`, or
+    `last.*` if its name does not show whether lower or higher is better; `cores`, `device`,
+    `started` (UTC), `resumed_from` (of `--resume`), `notebook` (its file). The metrics of a run
+    with more than 20 MB of them are left out, and a UserWarning names it.
 
     `folder`: by default the one that `%tpu_setup --runs` set, or `runs` in the working directory.
     Raises TpunbError if it cannot be read.
@@ -55,10 +55,10 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
             stacklevel=2,
         )
     frame = pd.DataFrame.from_dict(rows, orient="index")
-    fixed = ["name", "state", "cores", "device", "started", "duration"]
-    fixed += ["resumed_from", "notebook"]
-    groups = [[c for c in frame.columns if c.startswith(g)] for g in ("params.", "best.", "last.")]
-    frame = frame.reindex(columns=[*fixed, *(name for group in groups for name in group)])
+    own = [[c for c in frame.columns if c.startswith(g)] for g in ("params.", "best.", "last.")]
+    fixed = ["cores", "device", "started", "resumed_from", "notebook"]
+    columns = ["name", "state", "duration", *(name for group in own for name in group), *fixed]
+    frame = frame.reindex(columns=columns)
     frame["started"] = pd.to_datetime(frame["started"], unit="s", errors="coerce").dt.floor("s")
     return frame.rename_axis("run")
 
@@ -67,8 +67,8 @@ def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = Non
     """Return a matplotlib figure with a panel for each metric and a line for each run.
 
     `which`: results, ids or parts of ids, rows of `tpunb.runs()`, names of metrics; by default all
-    metrics of all runs in the folder that have logged something. Lines are labelled by what
-    differs between the runs. Raises TpunbError for a name that no run or metric has,
+    metrics of the runs of this notebook (that of the last run) in the folder. Lines are labelled by
+    what differs between the runs. Raises TpunbError for a name that no run or metric has,
     MissingPackageError without matplotlib, ValueError if nothing was logged.
     """
     from tpunb.runs import figures
@@ -87,7 +87,7 @@ def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = Non
             )
     chosen = [each for each in which if not (isinstance(each, str) and each in known)]
     selected = list(find_selected(chosen, place)) or [
-        run for run in logged if not drawn or names[run.id] & {*drawn}
+        run for run in _of_this_notebook(logged) if not drawn or names[run.id] & {*drawn}
     ]
     for run in selected:
         metrics.warn_if_spread(run.metrics, metrics.DRAWN)
@@ -96,6 +96,19 @@ def plot(*which: RunResult | str | pd.DataFrame, folder: Path | str | None = Non
     if missing := [name for name in drawn if not any(name in frame for frame in frames.values())]:
         raise ValueError(f"none of these runs has logged {', '.join(missing)}")
     return figures.panels(frames, drawn)
+
+
+def _of_this_notebook(logged: list[RunDir]) -> list[RunDir]:
+    """Return the runs of the notebook of this process's last run, otherwise of the newest run."""
+    last = last_run.result
+    latest = RunDir(last.dir) if isinstance(last, RunResult) else logged[-1] if logged else None
+    own = [run for run in logged if latest is not None and _notebook(run) == _notebook(latest)]
+    return own or logged
+
+
+def _notebook(run: RunDir) -> str | None:
+    path: str | None = records.read_dict(run.snapshot).get("path")
+    return path
 
 
 def _metric_names(run: RunDir) -> set[str]:
@@ -143,7 +156,7 @@ def _row(run: RunDir) -> dict[str, Any]:
         spec = read_spec(run)
         row |= {"cores": spec.spmd or spec.world_size, "device": spec.device}
         row["resumed_from"] = spec.resumed_from
-    row["notebook"] = records.read_dict(run.snapshot).get("path")
+    row["notebook"] = _notebook(run)
     row |= {f"params.{name}": value for name, value in parameters(run).items()}
     if summary.has_more(run):
         row["unread"] = True

@@ -334,6 +334,12 @@ def _entries(runs: Path) -> list[Path]:
         raise TpunbError(f"cannot read {runs}: {error.strerror}") from None
 
 
+def shown_place(runs: Path) -> str:
+    """Return the folder of runs as users know it: its URL if it is a copy from a bucket."""
+    bucket = RunDir(runs / "any").bucket
+    return str(records.read(bucket)) if bucket.exists() else str(runs)
+
+
 def find_run(runs: Path, wanted: str | None) -> RunDir:
     """Return the run whose id contains `wanted`; with None, the latest run.
 
@@ -347,7 +353,8 @@ def find_run(runs: Path, wanted: str | None) -> RunDir:
                 ownership.require_own(path)
     if not every:
         refused = describe_refused(runs)
-        raise TpunbError(f"there are no runs in {runs}" + (f" ({refused})" if refused else ""))
+        where = shown_place(runs)
+        raise TpunbError(f"there are no runs in {where}" + (f" ({refused})" if refused else ""))
     if wanted is None:
         return every[-1]
     matches = [run for run in every if run.id == wanted] or [r for r in every if wanted in r.id]
@@ -355,6 +362,8 @@ def find_run(runs: Path, wanted: str | None) -> RunDir:
         return matches[0]
     if not matches:
         known = ", ".join(run.id for run in every[-5:])
-        raise TpunbError(f"no run in {runs} has {wanted!r} in its id; the latest are: {known}")
+        raise TpunbError(
+            f"no run in {shown_place(runs)} has {wanted!r} in its id; the latest are: {known}"
+        )
     several = ", ".join(run.id for run in matches[-5:])
     raise TpunbError(f"{wanted!r} matches several runs: {several}")

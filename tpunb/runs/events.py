@@ -68,6 +68,8 @@ class Note:
 
     text: str
     time: float = 0.0
+    minor: bool = False
+    """True for what changes nothing: the card of the ended run has it in its fold."""
 
 
 @dataclass(frozen=True)

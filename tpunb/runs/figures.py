@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tpunb.utils.errors import MissingPackageError
+from tpunb.utils.install_commands import PIP_INSTALL
 
 try:
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise MissingPackageError("matplotlib", "plots", "pip install matplotlib") from error
+    raise MissingPackageError("matplotlib", "plots", f"{PIP_INSTALL} matplotlib") from error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +84,14 @@ def panels(runs: Mapping[str, pd.DataFrame], names: Sequence[str] = ()) -> Pictu
         axis.grid(alpha=0.25, linewidth=0.5)
     for axis in list(figure.axes)[len(names) :]:
         axis.remove()
-    if len(runs) > 1:
-        figure.axes[0].legend(frameon=False, fontsize="small")
+    if len(runs) > 1:  # beside the panels, where no line is
+        lines = {line.get_label(): line for axis in figure.axes for line in axis.get_lines()}
+        beside = figure.axes[across - 1]
+        beside.legend(
+            handles=[*lines.values()],
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            frameon=False,
+            fontsize="small",
+        )
     return figure

@@ -10,11 +10,14 @@ below `hosts/<node rank>/`. Standard library only.
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import math
 import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tpunb.runs import events
@@ -33,8 +36,12 @@ OFTEN = 0.5
 """Seconds between two copies of a file that is rewritten all the time (`pulse`)."""
 PIECE = 1 << 18
 """The most bytes of one FileGrown."""
+MOST_PIECES = 8
+"""The most of them of one file in a row: a rank that writes all the time is not the only one."""
 MOST = 8_000_000
 """The most bytes of a file that is sent whole. No such file of a run is so large."""
+MOST_DESCRIBED = 100_000
+"""The most bytes of a description of a failure; a rank's own has fewer."""
 _SINGLE = frozenset(["events.jsonl", "metrics.jsonl", "supervisor.log", "chips.json"])
 """Files in the run folder itself that are sent."""
 _OWN = frozenset((*SENT, *"run.log result.json requests.jsonl place.json hosts stopping".split()))
@@ -49,13 +56,14 @@ _PRINTED, _DESCRIBED = "/stderr.log", "/error.json"
 def is_streamed(file: str) -> bool:
     """True if a file is part of the stream. Both ends check this, as a host could send any path.
 
-    No part of the path may begin with a dot, as '..' and unfinished files do.
+    Files of ranks are `attempts/<n>/<rank>/<name>`. No part of the path may begin with a dot, as
+    '..' and unfinished files do.
     """
     parts = file.split("/")
     return file in _SINGLE or (
         file.isprintable()
         and parts[0] == "attempts"
-        and len(parts) > 1
+        and len(parts) == 4
         and not any(not part or part.startswith(".") for part in parts)
         and file.endswith((*_GROWING, *_WHOLE))
     )
@@ -97,8 +105,12 @@ class FolderStream:
         if now - self._looked >= POLL_INTERVAL or last:
             self._looked = now
             self._find()
-        for name, tail in self._tails.items():
-            while data := tail.read(PIECE):
+        for name, tail in list(self._tails.items()):
+            left = math.inf if last else MOST_PIECES
+            while left > 0 and (data := tail.read(PIECE)):
+                left -= 1
+                # The reader of these may stop at any time: it begins with the others then.
+                self._tails[name] = self._tails.pop(name)
                 if name.endswith(_PRINTED):
                     # A rank describes its failure before it prints it, and readers rely on that.
                     yield from self._read_whole(name.removesuffix(_PRINTED) + _DESCRIBED)
@@ -194,7 +206,7 @@ class UnionFolder:
         if self._node_rank == 0 or isinstance(event, Figure):
             yield event
         elif isinstance(event, Note):
-            yield Note(f"{self._name}: {event.text}", event.time)
+            yield replace(event, text=f"{self._name}: {event.text}")
 
     def _write(self, change: FileGrown | FileReplaced, data: bytes) -> None:
         if change.file == self._run.metrics.name:
@@ -202,9 +214,13 @@ class UnionFolder:
             files.append_lines(self._run.metrics, b"".join(lines))
             return
         path = self._run.path / _path_in_run(change.file, self._node_rank, self._ranks)
+        if not self._run.path.exists():  # the user has deleted it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if isinstance(change, FileReplaced):
             described = change.file.endswith(_DESCRIBED)
+            if described and len(data) > MOST_DESCRIBED:  # it becomes part of the result
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             files.atomic_write(path, self._corrected(data) if described else data)
             return
         with open(path, "ab", opener=files.opener) as file:

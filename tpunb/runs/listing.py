@@ -161,13 +161,16 @@ class RunTable(Printable):
         notes: Sequence[str] = (),
     ) -> RunTable:
         """Return the table of these runs. `further`: columns with a cell for each run."""
+        notebooks = [each.notebook for each in runs]
         columns = {
             "run": [each.run.id for each in runs],
             "state": [str(each.state) for each in runs],
+            **further,
             "cores": [each.cores for each in runs],
             "time": [each.took for each in runs],
             "started": [date_and_time(each.started) for each in runs],
-            **further,
+            "notebook": notebooks if len({*notebooks}) > 1 else [""] * len(runs),
+            "failure": [excerpt(each.failure, _LONGEST) for each in runs],
         }
         columns = {head: cells for head, cells in columns.items() if any(cells)}
         return cls(tuple(columns), runs, [*zip(*columns.values(), strict=True)], notes)
@@ -198,16 +201,14 @@ def list_runs(runs: Path, *, whole: bool = False) -> RunTable:
     """
     stored = list_stored(runs)[::-1]
     listed = stored if whole else stored[:NEWEST]
-    notes = [] if listed else [f"There are no runs in {runs} yet."]
+    notes = [] if listed else [f"There are no runs in {directory.shown_place(runs)} yet."]
     if left_out := len(stored) - len(listed):
         notes.append(f"and {left_out} older: --all")
     if refused := directory.describe_refused(runs):
         notes.append(refused)
     further = {
-        "notebook": [each.notebook for each in listed],
         "best": [_best(each.run) for each in listed],
         "parameters": _describe_parameters(listed),
-        "failure": [excerpt(each.failure, _LONGEST) for each in listed],
     }
     return RunTable.of(listed, further, notes)
 

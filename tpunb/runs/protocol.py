@@ -28,12 +28,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import socket
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
-from enum import Enum
-from types import UnionType
-from typing import Any, get_args, get_origin
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
 
 from tpunb.runs.spec import Stop
 from tpunb.utils import records
@@ -240,7 +240,7 @@ class PreludeKept:
     """The number of prelude cells that have run in it; 0 in a fork server."""
     seconds: float
     """The duration of the cells that ran after the previous copy."""
-    modules: dict[str, list[int]]
+    modules: dict[str, list[Any]]
     """Imported files outside of packages: their times of change in nanoseconds and sizes."""
     folders: list[str]
     """Temporary folders that its cells have made and that ranks may remove when they end."""
@@ -353,6 +353,7 @@ class SignalSent:
     """A step of the shutdown sequence has begun, with the name of its signal."""
 
     step: str
+    time: float
 
 
 @dataclass(frozen=True)
@@ -470,23 +471,12 @@ def decode_message(line: bytes) -> Message | None:
     try:
         values: dict[str, Any] = records.parse(line)
         kind = KINDS[values.pop("kind")]
-        return kind(**{name: _checked(kind, name, value) for name, value in values.items()})
+        record: Any = kind
+        types = records.hints(record)
+        return kind(**{name: records.convert(types[name], value) for name, value in values.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("not a message (%s: %s): %.80r", type(error).__name__, error, line)
         return None
-
-
-def _checked(kind: type[Message], name: str, value: Any) -> Any:
-    """Return a field's value. Raises KeyError, TypeError or ValueError if its type is wrong."""
-    record: Any = kind
-    wanted = records.hints(record)[name]
-    union = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
-    types = tuple(get_origin(member) or member for member in union)
-    if is_dataclass(types[0]) or issubclass(types[0], (tuple, Enum)):
-        return records.convert(wanted, value)
-    if not isinstance(value, types):
-        raise TypeError(f"{name} is a {type(value).__name__}")
-    return value
 
 
 class MessageReader:
@@ -536,6 +526,11 @@ class Outbox:
         os.set_blocking(fd, False)
 
     @property
+    def descriptor(self) -> int | None:
+        """What can be written to again when nothing more could be; None if nothing waits."""
+        return self._fd if self._waiting else None
+
+    @property
     def size(self) -> int:
         """Bytes that wait."""
         return len(self._waiting)
@@ -554,6 +549,14 @@ class Outbox:
         except OSError:
             self.closed = True
             self._waiting.clear()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until everything is written, or for so many seconds."""
+        poll, end = select.poll(), time.monotonic() + seconds
+        poll.register(self._fd, select.POLLOUT)
+        while self._waiting and time.monotonic() < end:
+            poll.poll(100)
+            self.flush()
 
 
 class OrderChannel:

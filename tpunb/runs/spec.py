@@ -213,6 +213,9 @@ class Block:
     values: bool = False
     """True in a prelude for another train cell, of which only the values are read, and for
     parameters from the kernel."""
+    cwd: str = ""
+    """The folder in which the cell runs, as in the kernel; '': that in which the block above has
+    ended."""
     origin: tuple[str, int] | None = None
     """For a cell that ran in a prelude kept from another run: the path of that run's script, from
     which the cell was compiled, and its first line in it."""

@@ -182,21 +182,9 @@ def lost_message(run: RunDir) -> str:
 def find_active(runs: Path, wanted: str | None) -> RunDir:
     """Return the active run whose id contains `wanted`; with None, the latest active run.
 
-    If no active run matches, return the ended run that does, so that its end can be described.
+    If no active run matches, return the ended run that does, so that its end can be shown.
     Raises TpunbError if no run matches, or more than one.
     """
-    known = directory.list_runs(runs)
-    active = [run for run in known if run_state(run).active]
-    if wanted is None:
-        if not active and known:
-            raise TpunbError(f"no active run in {runs}; last run: {_describe(known[-1])}")
-        return active[-1] if active else directory.find_run(runs, None)
-    matches = [run for run in active if wanted in run.id]
+    active = [run for run in directory.list_runs(runs) if run_state(run).active]
+    matches = active[-1:] if wanted is None else [run for run in active if wanted in run.id]
     return matches[0] if len(matches) == 1 else directory.find_run(runs, wanted)
-
-
-def _describe(run: RunDir) -> str:
-    try:
-        return describe_end(run)
-    except TpunbError as error:
-        return str(error)

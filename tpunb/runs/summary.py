@@ -266,7 +266,7 @@ def _limit(
         what, fix = _LIMITS[limit]
         return Advice(f"{known} {what}, {100 * shares[limit]:.0f} % of the training", fix)
     return Advice(
-        f"{known} the chips waited for this host's Python, not for input or compiling",
+        f"{known} the devices waited for this host's Python, not for input or compiling",
         "larger steps, no .item() or print of a tensor in each (%%tpu_debug names the lines); "
         "--profile shows the steps",
     )

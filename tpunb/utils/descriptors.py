@@ -19,8 +19,12 @@ _own: set[int] = set()
 _users: set[int] = set()
 
 
-def wait_readable(fds: Iterable[int], seconds: float | None) -> set[int]:
+def wait_readable(
+    fds: Iterable[int], seconds: float | None, *, writable: int | None = None
+) -> set[int]:
     """Wait until one of these can be read or its other end is closed; return all that can.
+
+    Also wait until `writable` can be written to.
 
     Returns an empty set after `seconds`, if given, and after `_LONGEST` at the latest. Unlike
     `select.select`, it works for descriptors above 1023.
@@ -28,6 +32,8 @@ def wait_readable(fds: Iterable[int], seconds: float | None) -> set[int]:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
+    if writable is not None:
+        poll.register(writable, select.POLLOUT)
     return {fd for fd, _ in poll.poll(None if seconds is None else 1000 * min(seconds, _LONGEST))}
 
 

@@ -43,17 +43,6 @@ class DeviceBusyError(SetupError):
         return f"the TPU is held by {self.holder}, and a chip has one holder at a time: {self.fix}"
 
 
-UV_INSTALL = "pip install uv && uv pip install --python python3 --torch-backend=cpu"
-"""Installs torch, or packages that need it. uv selects torch's CPU wheels, which Colab's and
-Kaggle's TPU images have; pip selects those with CUDA, which are ten times as large."""
-INSTALL_XLA = f"{UV_INSTALL} 'tpunb[xla]'"
-"""Installs torch and torch_xla."""
-INSTALL_TORCH = f"{UV_INSTALL} 'torch>=2.11,<2.16'"
-"""Installs torch alone, for all that needs neither torch_xla nor a TPU."""
-INSTALL_TORCHTPU = f"{UV_INSTALL} 'tpunb[torchtpu]'"
-"""Installs torch and torch_tpu."""
-
-
 class MissingPackageError(SetupError):
     """A required package is not installed."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -64,24 +66,42 @@ def import_path() -> list[str]:
 
 def use_import_path(entries: Sequence[str]) -> None:
     """Let this process, which had another working directory, import from these folders."""
-    from multiprocessing import process
-
     own = [] if PACKAGE_ROOT in entries else [PACKAGE_ROOT]
     sys.path[:] = [*entries, *own]
     importlib.invalidate_caches()
-    # What '' means in the processes that it spawns.
+
+
+def change_folder(path: str) -> None:
+    """Change the working directory of this process, and of those that it spawns. Raises OSError."""
+    from multiprocessing import process
+
+    os.chdir(os.path.expanduser(path))
+    # What '' in `sys.path` means in the processes that it spawns.
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
 
 
 @cache
 def is_local_file(file: str) -> bool:
-    """True if a module's file belongs neither to an installed package nor to Python."""
+    """True if a module's file belongs neither to an installed package nor to Python.
+
+    A package that was installed in development mode is local: its files are there to be edited.
+    """
     parts = file.split(os.sep)
     standard = os.path.dirname(os.__file__)
     own = os.path.join(PACKAGE_ROOT, "tpunb") + os.sep
-    return not (
-        any(name in parts for name in _PACKAGES) or file.startswith((standard + os.sep, own))
-    )
+    if any(name in parts for name in _PACKAGES) or file.startswith((standard + os.sep, own)):
+        return False
+    return not any(file in _recorded(str(folder)) for folder in Path(file).parents)
+
+
+@cache
+def _recorded(folder: str) -> frozenset[str]:
+    """The files of the packages in a folder, as `pip install --target` records them."""
+    found: set[str] = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        with record.open(newline="", encoding="utf-8") as lines:
+            found.update(os.path.join(folder, row[0]) for row in csv.reader(lines) if row)
+    return frozenset(found)
 
 
 def own_attributes(value: Any) -> Mapping[str, Any]:

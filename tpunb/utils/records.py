@@ -103,6 +103,9 @@ def convert(hint: Any, value: Any) -> Any:
             return tuple(convert(inner[0], item) for item in value)
         if len(inner) == len(value):
             return tuple(map(convert, inner, value))
+    elif origin is list:
+        if isinstance(value, list):
+            return [convert(inner[0], item) for item in value]
     elif origin is not None:
         if issubclass(origin, Mapping) and isinstance(value, Mapping):
             return {key: convert(inner[1], item) for key, item in value.items()}

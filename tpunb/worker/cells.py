@@ -26,7 +26,9 @@ from tpunb.backends.rehearsal.errors import (
 )
 from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
 from tpunb.runs.spec import Block, FailureKind, Role, RunSpec
+from tpunb.utils import modules
 from tpunb.utils.errors import SetupError
 from tpunb.utils.files import read_text, write_json
 from tpunb.worker import figures, replay, script_end, stdio
@@ -68,6 +70,7 @@ class Cells:
             print_error, run=run, spec=spec
         )
         """Called with an exception that ends a process that a cell has forked."""
+        self._run = run
         self.lines = CellLines(run.script, spec)
         self._blocks = spec.blocks
         self._take(read_text(run.script))
@@ -106,9 +109,11 @@ class Cells:
     def execute(self, block: Block) -> None:
         """Run a block as lines of script.py, so that tracebacks and linecache match the file.
 
-        In a process that the block has forked with os.fork, this does not return.
+        It runs in the folder in which the cell ran in the kernel. In a process that the block has
+        forked with os.fork, this does not return.
         """
         code, process = self.compile(block), os.getpid()
+        self._enter_folder(block)
         replay.begin_cell(prelude=block.role == "prelude")
         error: BaseException | None = None
         try:
@@ -119,6 +124,16 @@ class Cells:
             error = raised
         if os.getpid() != process:
             script_end.end_fork(error, self.report_of_fork)
+
+    def _enter_folder(self, block: Block) -> None:
+        """Change to the folder of a cell; if that is gone, the cell stays where the last ended."""
+        try:
+            if block.cwd:
+                modules.change_folder(block.cwd)
+        except OSError as error:
+            if os.environ.get("RANK", "0") == "0":
+                line = f"cell [{block.number}] runs in another folder than in the kernel"
+                self._run.emit(Note(f"{line}: {error.strerror}: {block.cwd}"))
 
     def execute_prelude(self, block: Block) -> None:
         """Run a cell above the train cell, in which an exit is an error whatever its code."""

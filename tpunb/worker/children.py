@@ -12,16 +12,16 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import spawn
+from multiprocessing import process, spawn
 from pathlib import Path
 from typing import Any
 
 from tpunb.backends import current, launchers
 from tpunb.backends.base import RankSetup
 from tpunb.runs.directory import RunDir
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import Block, RunSpec
 from tpunb.utils import env_vars, processes
 from tpunb.utils.files import read_text
 from tpunb.worker import cells, figures, replay, stdio
@@ -48,13 +48,16 @@ def become_child(namespace: dict[str, Any]) -> None:
 
     If that fails, the run fails.
     """
-    processes.spawned_by_rank = True
+    processes.spawned_by_rank, here = True, os.getcwd()
     if os.environ.get("PJRT_DEVICE") == "TPU":  # the rank has the chip
         os.environ.update({"PJRT_DEVICE": "CPU", env_vars.DEVICE: "CPU"})
     if env_vars.RUN not in os.environ:  # the script's header prepares the process
         path = os.environ[env_vars.SCRIPT]
+        # Where the script began: its lines change the folder as they did in the parent.
+        os.chdir(process.ORIGINAL_DIR)  # type: ignore[attr-defined]
         with _quiet(), launchers.repeating():
             _execute(path, _train_lines(read_text(Path(path))), namespace, lambda error: None)
+        os.chdir(here)
         return
     run = RunDir(os.environ[env_vars.RUN])
     spec, rank = run.read_spec(), int(os.environ["RANK"])
@@ -65,7 +68,8 @@ def become_child(namespace: dict[str, Any]) -> None:
     try:
         with _quiet(), launchers.repeating():
             _prepare(spec, fail)
-            _execute(str(run.script), lines, namespace, fail)
+            _execute(str(run.script), lines, namespace, fail, spec.blocks)
+        os.chdir(here)
     except Exception as error:
         fail(error)
         cells.print_error(error, run, spec)
@@ -111,17 +115,27 @@ def _train_lines(text: str) -> set[int]:
 
 
 def _execute(
-    path: str, train: set[int], namespace: dict[str, Any], fail: Callable[[Exception], None]
+    path: str,
+    train: set[int],
+    namespace: dict[str, Any],
+    fail: Callable[[Exception], None],
+    blocks: Sequence[Block] = (),
 ) -> None:
     """Run a script's statements, of those on the lines `train` the definitions only.
 
     What needs a name that only other statements bind is passed over, and named if a child needs it.
+    `blocks`: the cells with their folders.
     """
     tree = ast.parse(read_text(Path(path)), path)
     replay.begin_cell(prelude=True)
     missing: set[str] = set()
     flags = 0
+    left = list(blocks)
     for node in replay.tolerate_repetition(tree).body:
+        while left and left[0].first <= node.lineno:
+            if folder := left.pop(0).cwd:
+                with contextlib.suppress(OSError):  # as in the rank, whose card notes it
+                    os.chdir(os.path.expanduser(folder))
         launches = any(isinstance(n, ast.Name) and n.id == _LAUNCH for n in ast.walk(node))
         trains = node.lineno in train or launches
         if not trains or _is_definition(node):

@@ -79,7 +79,7 @@ def _run(
             kept_device.keep_cpu()
         if threads := fork_safety.thread_count(env.get("OMP_NUM_THREADS")):
             fork_safety.limit_threads(threads)  # libraries loaded before do not read it
-        os.chdir(spec.cwd)
+        modules.change_folder(spec.cwd)
         modules.use_import_path(spec.sys_path)
         figures.follow_figures()
         prelude = Prelude(run, spec)

@@ -17,7 +17,8 @@ from tpunb.backends.torchtpu.loading import AUTOLOAD
 from tpunb.backends.xla import xla_device
 from tpunb.runs.spec import BackendName, Device
 from tpunb.utils import addresses, env_vars, one_rank, processes
-from tpunb.utils.errors import INSTALL_XLA, MissingPackageError, SetupError
+from tpunb.utils.errors import MissingPackageError, SetupError
+from tpunb.utils.install_commands import INSTALL_XLA
 from tpunb.worker import children
 
 

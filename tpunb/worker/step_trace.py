@@ -122,7 +122,8 @@ class _TorchProfiler:
 
     def start_trace(self, folder: str) -> None:
         self._path = Path(folder, f"trace{trace.TORCH_SUFFIX}")
-        self._profile = torch.profiler.profile()
+        # It changes nothing for one cycle; without it, torch warns on a GPU (2.11).
+        self._profile = torch.profiler.profile(acc_events=True)
         self._profile.start()
 
     def stop_trace(self) -> None:

@@ -45,9 +45,6 @@ class Mistakes:
     def other_shape(self) -> None:
         dist.all_reduce(torch.ones(2 + self.rank, device=self.device))
 
-    def other_type(self) -> None:
-        dist.all_reduce(self.x.double() if self.rank else self.x)
-
     def other_reduction(self) -> None:
         dist.all_reduce(self.x, op=dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
 
@@ -57,9 +54,6 @@ class Mistakes:
         else:
             dist.all_reduce(self.x)
 
-    def other_root(self) -> None:
-        dist.broadcast(self.x, self.rank)
-
     def under_a_condition(self) -> None:
         if self.rank == 0:
             dist.all_reduce(self.x)
@@ -68,10 +62,6 @@ class Mistakes:
     def other_list(self) -> None:
         parts = [torch.ones(3, device=self.device) for _ in range(2)]
         dist.gather(self.x, None if self.rank else parts, dst=0)
-
-    def other_output(self) -> None:
-        parts = [torch.ones(2 + self.rank, device=self.device) for _ in range(2)]
-        dist.all_gather(parts, self.x)
 
     def one_batch_less(self) -> None:
         model = DistributedDataParallel(nn.Linear(3, 2).to(self.device))
@@ -137,12 +127,9 @@ def mistaken(device: str, mistake: str) -> tuple[str, str]:
 
 DIFFERENT = {
     "other_shape": ("all_reduce sum of float32[2]", "all_reduce sum of float32[3]"),
-    "other_type": ("all_reduce sum of float32[2]", "all_reduce sum of float64[2]"),
     "other_reduction": ("all_reduce sum of float32[2]", "all_reduce max of float32[2]"),
     "other_call": ("all_reduce sum of float32[2]", "broadcast of float32[2]"),
-    "other_root": ("from rank 0", "from rank 1"),
     "other_list": ("to rank 0, parts: float32 3, float32 3", "to rank 0"),
-    "other_output": ("of float32[2]", "parts: float32 3, float32 3"),
     "under_a_condition": ("all_reduce sum of float32[2]", "barrier"),
     "other_group": ("group 2 of ranks [0, 1]", "group 1 of ranks [0, 1]"),
     "other_backward": ("all_reduce sum of float32[2]", "all_reduce sum of float32[1]"),

@@ -154,11 +154,6 @@ for epoch in range(2):
         loss.backward()
         opt.step()
 """,
-    "a mask made on the device": _loop(
-        "mask = torch.ones(step + 2, device=device)  #! recompiled\n"
-        "loss = model(x).square().mean() + mask.mean()",
-        before="x = rows().to(device)\n",
-    ),
     "a boolean index": _loop(
         "x = rows().to(device)\nout = model(x)\n"
         "kept = out.detach()\nkept = kept[kept > 0]  #! recompiled\n"
@@ -167,7 +162,6 @@ for epoch in range(2):
     # -- values that are read at every step
     "print": _loop(_PLAIN, after="print(loss)  #! read"),
     "tolist": _loop(_PLAIN, after="model[0].bias.tolist()  #! read"),
-    "float": _loop(_PLAIN, after="total = float(loss)  #! read"),
     "an index": _loop(
         "x = rows().to(device)\nout = model(x)\n"
         "best = names[out.sum(0).argmax()]  #! read\nloss = out.square().mean()",
@@ -238,24 +232,10 @@ for step in range(3):
         "loss = model(image.reshape(-1, 6)[:4]).square().mean()",
         before="images = torch.randn(3, 2, 8, 8, device=device)\n",
     ),
-    "resizing to the same size": _loop(
-        "image = F.interpolate(images, size=(8, 8), mode='bilinear')  #! gap\n"
-        "loss = model(image.reshape(-1, 6)[:4]).square().mean()",
-        before="images = torch.randn(3, 2, 8, 8, device=device)\n",
-    ),
     # -- gradients
     "never zero": _loop(_PLAIN)
     .replace("    opt.zero_grad()\n", "")
     .replace("opt.step()", "opt.step()  #! zero_grad"),
-    "never zero, in a function": """\
-def update(loss):
-    loss.backward()
-    opt.step()  #! zero_grad
-
-model, opt = make(torch.optim.AdamW)
-for step in range(4):
-    update(model(rows().to(device)).square().mean())
-""",
     # -- parameters that do not change
     "bfloat16 weights": """\
 model = nn.Sequential(nn.Linear(6, 2)).to(device, dtype=torch.bfloat16)
@@ -286,7 +266,6 @@ for step in range(4):
     loss = model(rows().to(device)).square().mean()
 """
     + _update("optimizer"),
-    # -- devices
     # -- gradients that stay on their core
     "no DistributedDataParallel": """\
 import torch.distributed as dist
@@ -364,13 +343,11 @@ CLEAN: dict[str, str] = {
         programs.CLEAN,
         [
             "a loop",
+            "Adam, a schedule, dropout",
             "accumulation",
             "a sum on the device",
             "read now and then",
         ],
-    ),
-    "zeros instead of None": _loop(_PLAIN, steps=6).replace(
-        "zero_grad()", "zero_grad(set_to_none=False)"
     ),
     "two optimizers": """\
 model, opt = make()
@@ -383,18 +360,6 @@ for step in range(6):
     loss.backward()
     opt.step()
     second.step()
-""",
-    "Adam, a schedule, dropout": """\
-model, opt = make(torch.optim.AdamW)
-model.append(nn.Dropout(0.1))
-plan = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=12)
-for step in range(12):
-    loss = model(rows().to(device)).square().mean()
-    opt.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    opt.step()
-    plan.step()
 """,
     "bfloat16 with autocast": _loop(
         "x = rows().to(device)\n"

@@ -193,10 +193,6 @@ def test_a_process_that_drives_a_whole_host_keeps_what_the_platform_has_set(
             {"TPU_SKIP_MDS_QUERY": "1", "CLOUD_TPU_TASK_ID": "3", "TPU_WORKER_ID": "1"},
             {"CLOUD_TPU_TASK_ID": None, "TPU_WORKER_ID": "3"},
         ),
-        (
-            {"TPU_SKIP_MDS_QUERY": "1", "CLOUD_TPU_TASK_ID": "3", "TPU_WORKER_ID": "3"},
-            {"CLOUD_TPU_TASK_ID": None},
-        ),
     ],
 )
 def test_what_is_changed_for_torch_xla(

@@ -10,6 +10,7 @@ import yaml
 from tpunb.diagnostics.failure import diagnose
 from tpunb.diagnostics.failure.rules import rules
 from tpunb.machine import packages
+from tpunb.utils.install_commands import UV_INSTALL
 
 EXAMPLES = Path(__file__).parent / "examples"
 REPORTS = Path(__file__).with_name("reports.yaml")
@@ -141,8 +142,7 @@ def test_fixes_install_torch_with_doctors_command(platform: str | None) -> None:
     for rule in ("abi-mismatch", "libtpu-missing", "libtpu-version-mismatch"):
         if (rule, platform) != ("abi-mismatch", "kaggle"):  # the image's own pair stays there
             assert f"`{command}`" in RULES[rule].steps(platform)[0]
-    assert command.startswith("pip install uv && uv pip install ")
-    assert "--torch-backend=cpu" in command
+    assert command.startswith(UV_INSTALL)
     for each in RULES.values():
         assert "{pair" not in " ".join(each.steps(platform))
         for step in each.fixes.get(platform or "any", ()):

@@ -10,6 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     shell = InteractiveShell()
     yield shell
     shell.history_manager.end_session()

@@ -53,6 +53,25 @@ def test_what_ran_before_comes_from_the_shell(shell: InteractiveShell) -> None:
     )
 
 
+def test_the_folder_of_each_cell_also_of_those_before(
+    shell: InteractiveShell, tmp_path: Path
+) -> None:
+    for name in ("a b", "c", "d"):
+        (tmp_path / name).mkdir()
+    run(shell, "%cd -q 'a b'\n%cd none")
+    run(shell, "import os\nif True:\n    %cd -q ../c")
+    run(shell, "os.chdir('../d')")
+    run(shell, "cd -")
+    run(shell, "cd = 1")
+    run(shell, "os.chdir(os.path.join('..', 'd'))")
+    history = History(shell)
+    run(shell, "os.chdir('..')")
+    run(shell, "1")
+    names = [os.path.basename(execution.cwd) for execution in history.executions()]
+    top = tmp_path.name
+    assert names == [top, "a b", "c", "d", "a b", "a b", "d", top]
+
+
 def test_the_front_ends_own_requests_do_not_count(shell: InteractiveShell) -> None:
     history = History(shell)
     shell.run_cell("a = 1", store_history=False)

@@ -30,8 +30,6 @@ CASES = [
     # Magics whose code is kept
     Case("%time without code", "%time\nx = 1", "print(x)", "1", ("%time",)),
     Case("%time with its option", "%time --no-raise-error x = 'a  b'", "print(x)", "a  b"),
-    Case("%time of a command", "%time !false\nx = 1", "print(x)", "1", ("!false",)),
-    Case("%%time", "%%time\ndef f():\n    return 3", "print(f())", "3"),
     Case("%%time with comments", "\n# note\n%%time\n# note\nx = 3", "print(x)", "3"),
     Case("%%timeit with a setup and no names", "%%timeit print(1)\nprint(2)", "", "1\n2"),
     Case(
@@ -42,13 +40,11 @@ CASES = [
         ("!ls",),
     ),
     Case("%%time, indented", "%%time\n    x = 3\n    y = 4", "print(x, y)", "3 4"),
-    Case("%%time over shell lines", "%%time\n!false\nx = 3", "print(x)", "3", ("!false",)),
     # Magics that are left out
     Case("%matplotlib", "%matplotlib inline\nx = 1", "print(x)", "1", ("%matplotlib inline",)),
     Case("%load_ext", "%load_ext tpunb\n%autoreload 2", "", "", ("%load_ext", "%autoreload")),
-    Case("%tpu_setup", "%tpu_setup --cores 2", "", "", ("%tpu_setup",)),
     Case("%pip", "%pip install x\n%conda install y", "", "", ("%pip", "%conda")),
-    Case("%env and %cd", "%env A=b\n%cd /", "", "", ("%env A=b", "%cd /")),
+    Case("%env", "%env A=b", "", "", ("%env A=b",)),
     Case("an unknown magic", "%nosuch a b\nx = 1", "print(x)", "1", ("%nosuch a b",)),
     Case("an unknown cell magic", "%%nosuch\nx ! 1\n\ny", "", "", ("%%nosuch …",)),
     Case("help", "int?\nint??\n?int\nx = 1", "print(x)", "1", ("int?", "int??", "?int")),
@@ -60,16 +56,11 @@ CASES = [
         "['made']",
         ("%%writefile",),
     ),
-    Case("%%html", "%%html\n<b>x</b>\n", "", "", ("%%html",)),
     Case(
         "%aimport", "%aimport os, json\n%aimport -re", "print(json.dumps(1))", "1", ("%aimport -",)
     ),
-    Case("%store", "x = 1\n%store x", "print(x)", "1", ("%store x",)),
     Case("%load", "# %load other.py\nx = 1\n%load y.py", "print(x)", "1", ("%load y.py",)),
-    Case("%%writefile -a", "%%writefile -a made/x.py\nx = (", "", "", ("%%writefile -a",)),
-    Case("%env without a value", "%env HOME\nx = 1", "print(x)", "1", ("%env HOME",)),
     Case("a name that is not needed", "%%capture out\nx = 1", "print(x)", "1"),
-    Case("%%bash --out", "%%bash --out listing\nls", "", "", ("%%bash --out listing …",)),
     # Shell
     Case("!cmd", "!echo no\n!echo \\\n  no\nx = 1", "print(x)", "1", ("!echo no", "!echo \\ …")),
     Case(
@@ -90,16 +81,14 @@ CASES = [
         "a b c ['c'] SList",
     ),
     Case("x = !cmd, continued", "x = !echo a \\\n  b\ny = 1", "print(x, y)", "['a b'] 1"),
-    Case("x = %sx", "x = %sx echo a", "print(x)", "['a']"),
-    Case("x += !cmd is not special", "x = '!echo a'", "print(x)", "!echo a"),
     Case("x = !cmd in a chain is not special", "x = ['= !a']\ny = '= %b'", "print(x)", "['= !a']"),
     # Blocks and other places
     Case(
         "in a block alone",
-        "if True:\n    !false\nelse:\n    %cd x\nx = 1",
+        "if True:\n    !false\nelse:\n    %env A=b\nx = 1",
         "print(x)",
         "1",
-        ("!false", "%cd x"),
+        ("!false", "%env A=b"),
     ),
     Case(
         "in a block with others",
@@ -114,12 +103,9 @@ CASES = [
         "print(f(), _exit_code)",
         "7\n1 1",
     ),
-    Case("in a try", "try:\n    %time x = 1\nfinally:\n    !false", "print(x)", "1", ("!false",)),
     Case("automagic", "# needed\npip install x -q", "", "", ("%pip install x -q",)),
     Case("automagic that reads as Python", "ls -la", "", "", ("%ls -la",)),
-    Case("automagic of one word", "pwd", "", "", ("%pwd",)),
     Case("names of magics that are names", "env = 1; ls = [env]", "print(ls)", "[1]"),
-    Case("calls of names of magics", "time(3) if 0 else print(4)", "", "4"),
     Case("several lines are not automagic", "cd = 1\ncd\n", "print(cd)", "1"),
     Case("IPython's prompts", "In [3]: x = 1\n   ...: y = 2", "print(x, y)", "1 2"),
     Case("carriage returns", "x = 1\r\ny = 2\r\n", "print(x, y)", "1 2"),
@@ -138,24 +124,16 @@ CASES = [
         "1 ä",
     ),
     Case(
-        "from __future__ twice",
-        "from __future__ import division, annotations as a  # c",
-        "from __future__ import annotations\nprint(1)",
-        "1",
-    ),
-    Case(
         "global at top level",
         "x = 1\nif x: global x\nif x:\n    global x",
         "global x; print(x)",
         "1",
     ),
     Case("global in a class", "x = 1\nclass A:\n    global x\n    x = 2", "print(x)", "2"),
-    Case("global in a function", "x = 1\ndef f():\n    global x\n    x = 2\nf()", "print(x)", "2"),
     Case("a coding line", "# -*- coding: latin-1 -*-\nx = 'ä'", "print(x)", "ä"),
     Case("warnings of the compiler", "x = '\\d'\ny = x is '\\d'", "print(x)", "\\d"),
     Case("__main__", "if __name__ == '__main__':\n    x = 1", "print(x)", "1"),
     # What a notebook has without an import
-    Case("display", "x = 'shown'", "display(x)", "shown"),
     Case(
         "display, imported further down",
         "def show(x): display(x)\nshow('shown')",
@@ -170,13 +148,6 @@ CASES = [
         "    ip = get_ipython()\n    return ip.getoutput('echo ' + x) + [_exit_code]",
         "print(f('1'))",
         "['1', 1]",
-    ),
-    Case(
-        "get_ipython().run_line_magic",
-        "get_ipython().run_line_magic('matplotlib', 'inline')\nx = 1",
-        "print(x)",
-        "1",
-        ("get_ipython().run_line_magic",),
     ),
     Case(
         "get_ipython().magic and an assigned shell",
@@ -194,16 +165,8 @@ CASES = [
     ),
     Case("the shell's class", "x = get_ipython().__class__.__name__", "print(x)", "NoneType"),
     Case("input in a function", "def ask():\n    return input()", "print(1)", "1"),
-    Case("input in a loop", "while not True:\n    input()", "print(1)", "1"),
     Case("input of one's own", "def input(x):\n    return x", "y = input(4)\nprint(y)", "4"),
     # What talks to the front end, or to the person
-    Case(
-        "drive.mount",
-        "from google.colab import drive\ndrive.mount('/content/drive')\nx = 1",
-        "print(x)",
-        "1",
-        ("from google.colab import drive", "drive.mount"),
-    ),
     Case(
         "drive.mount on one line",
         "from google.colab import drive; drive.mount('/content/drive'); x = 1",
@@ -243,11 +206,11 @@ CASES = [
         ("from google.colab import auth", "auth.authenticate_user()"),
     ),
     Case(
-        "a directory that the notebook went to",
-        "import os\nos.chdir('data')\nos.chdir('/')",
-        "print(os.getcwd())",
-        "/",
-        ("os.chdir('data')",),
+        "folders that the notebook went to",
+        "import os\nos.mkdir('data')\nos.chdir('data')\nfirst = os.path.basename(os.getcwd())\n"
+        "%pushd /\nsecond = os.getcwd()\n%popd",
+        "print(first, second, os.path.basename(os.getcwd()))",
+        "data / data",
     ),
     Case("forms", "#@title A form\nx = 3 #@param {type: 'integer'}", "print(x)", "3"),
     Case("nbdev", "#| default_exp core\n#| export\n#|hide\n#hide\nx = 1", "print(x)", "1"),
@@ -270,19 +233,11 @@ CASES = [
         "print(await asyncio.gather(asyncio.create_task(f(4))))",
         "é [1, 2] 3 [4, 5]\n[4]",
     ),
-    Case(
-        "a function of the same name",
-        "def create_task(x):\n    return x\nx = create_task(3)",
-        "print(x)",
-        "3",
-    ),
     # Cells that are left out
     Case("# tpu: skip", "# tpu: skip\nprint(1)\nnot python", "", "", ("# tpu: skip",)),
     Case("%%tpu_debug", "%%tpu_debug --no-report\nprint(1)", "", "", ("%%tpu_debug",)),
-    Case("%%time over %%tpu_debug", "%%time\n%%tpu_debug\nprint(1)", "", "", ("%%time",)),
     Case("raw", "raw: this is ( not python", "print(1)", "1"),
     Case("markdown", 'markdown: # Title\n```python\nx = (\n```\n%% x\n"""\0', "print(1)", "1"),
-    Case("blank cells", " \n\n", "print(1)", "1"),
 ]
 
 
@@ -316,8 +271,6 @@ REFUSED = {
         "it is not Python: 'await' outside async function",
         "    await x",
     ),
-    "indentation": ("if x:\ny = 1", 2, "expected an indented block", "y = 1"),
-    "no end": ("x = '''\n\n", 1, "unterminated triple-quoted string", "x = '''"),
     "a bare shell cell": (
         "gcloud compute tpus ssh x \\\n  --zone y",
         1,
@@ -334,12 +287,6 @@ REFUSED = {
     "%pylab": ("%pylab inline", 1, "write the imports", "%pylab inline"),
     "x = %who_ls": ("x = %who_ls", 1, "`%who_ls` has no value in a script", "x = %who_ls"),
     "input for a name": ("x = 1\nname = input('?')", 2, "cannot ask the user", "name = input('?')"),
-    "getpass": (
-        "import getpass\nx = getpass.getpass()",
-        2,
-        "cannot ask the user.*environ",
-        "x = getpass",
-    ),
     "a secret": (
         "from google.colab import userdata\nlogin(userdata.get('A'))",
         2,
@@ -352,7 +299,6 @@ REFUSED = {
         "begins with %%time",
         "get_ipython()",
     ),
-    "%rerun": ("%rerun 3", 1, "write the code that is to run again.*tpu-skip", "%rerun"),
     "get_ipython()": (
         "get_ipython().set_next_input('x')",
         1,

@@ -10,7 +10,6 @@ from tpunb.notebook.convert.fork_safety import static_reason
 
 FOUND = {
     "loss.backward()": "calls backward()",
-    "for x in data:\n    model(x).sum().backward()": "calls backward()",
     "def step():\n    loss.backward()\nstep()": "calls backward()",
     "def step():\n    loss.backward()\ndef fit():\n    return step()\nhistory = fit()": (
         "calls backward()"
@@ -19,33 +18,27 @@ FOUND = {
     "class T:\n    if fast:\n        def fit(self):\n            loss.backward()\nT().fit()": (
         "calls backward()"
     ),
-    "def outer():\n    def fit():\n        loss.backward()\n    fit()\nouter()": "calls backward()",
     "@step\ndef f(): ...\ndef step(f):\n    loss.backward()\nstep(f)": "calls backward()",
     "def f(x=loss.backward()): ...": "calls backward()",
     "import torch\ng = torch.autograd.grad(y, x)": "calls torch.autograd.grad()",
     "import torch as t\nt.autograd.backward(y)": "calls backward()",
     "import torch_xla.core.xla_model as xm\nd = xm.xla_device()": "uses an XLA device",
-    "from torch_xla.core.xla_model import xla_device\nd = xla_device()": "uses an XLA device",
     "import torch_xla\nd = torch_xla.device()": "uses an XLA device",
-    "import torch_xla as x\nd = x.devices()": "uses an XLA device",
     "model.to('xla')": "uses an XLA device",
     "x = torch.ones(3, device='xla:0')": "uses an XLA device",
 }
 
 NOT_FOUND = [
-    "x = 1",
     "def step():\n    loss.backward()",
     "class F:\n    @staticmethod\n    def backward(ctx): ...",
     "def a():\n    b()\ndef b():\n    a()\na()",
     "import torch_xla.core.xla_model as xm\ndef _mp_fn(i):\n    d = xm.xla_device()",
     "import torch\ntorch.set_num_threads(8)",
-    "import tensorflow as tf\nimport jax",
     "model.to('cpu'); model.to(device)",
     "device = torch.device('xla')",
     "text = 'loss.backward()'  # loss.backward()",
     "def fit():\n    loss.backward()\nclassifier = SVC().fit(x, y)",
     "class T:\n    def fit(self):\n        loss.backward()\nfit(T())",
-    "x = '\\d'",
     "%time loss.forward()\n!python -c 'loss.backward()'",
 ]
 
@@ -69,33 +62,12 @@ def test_the_first_cell_that_shows_it_is_named() -> None:
     assert static_reason(script) == "cell [3] calls backward()"
 
 
-@pytest.mark.parametrize(
-    ("cells", "found"),
-    [
-        (
-            [
-                "from torch.autograd import grad as slope",
-                "def f(x):\n    return slope(x, x)",
-                "f(1)",
-            ],
-            "cell [3] calls torch.autograd.grad()",
-        ),
-        (
-            [
-                "class Model:\n    def fit(self):\n        self.loss.backward()",
-                "def go(model):\n    model.fit()",
-                "print('nothing here')",
-                "go(model)",
-            ],
-            "cell [4] calls backward()",
-        ),
-        (
-            ["import torch_xla.core.xla_model as xm", "d = xm.xla_device()"],
-            "cell [2] uses an XLA device",
-        ),
-    ],
-    ids=["alias", "through methods", "device"],
-)
-def test_what_is_found_through_several_cells(cells: list[str], found: str) -> None:
+def test_what_is_found_through_several_cells() -> None:
+    cells = [
+        "from torch.autograd import grad as slope",
+        "class Model:\n    def fit(self):\n        return slope(self, self)",
+        "def go(model):\n    model.fit()",
+        "go(model)",
+    ]
     script = convert(notebook(*cells, "print()"))
-    assert static_reason(script) == found
+    assert static_reason(script) == "cell [4] calls torch.autograd.grad()"

@@ -104,25 +104,10 @@ def test_what_another_cell_does_is_no_evidence(
     assert all(f.cell == number for f in own)  # the other one is not this run's
 
 
-def test_one_rank_has_nothing_to_share() -> None:
-    of_several = {"no-sampler", "no-gradient-reduction", "file-of-all-ranks"}
-    rules = {f.rule for f in lint(notebook(IMPORTS, APART), backend="torchtpu", ranks=2)}
-    assert of_several <= rules
-    rules = {f.rule for f in lint(notebook(IMPORTS, APART), backend="torchtpu", ranks=1)}
-    assert not of_several & rules
-
-
 def test_a_barrier_of_some_ranks_is_certain_without_torch_xla() -> None:
     cell = "%%tpu_train\nif dist.get_rank() == 0:\n    dist.barrier()"
     assert [f.certain for f in found("torchtpu", IMPORTS, cell)] == [True]
     assert [f.certain for f in found("xla", IMPORTS, cell)] == [False]
-
-
-def test_rules_for_all_keep_firing() -> None:
-    cell = "%%tpu_train\nprint(undefined)\nopen('a', 'w')"
-    rules = {"file-of-all-ranks", "undefined-name"}
-    for backend in ("xla", "torchtpu", "torch"):
-        assert rules <= {finding.rule for finding in found(backend, IMPORTS, cell)}
 
 
 TRAINING = """\

@@ -16,7 +16,7 @@ import pytest
 from tests.drivers.kernel import ROOT
 from tpunb.runs import directory
 from tpunb.runs.events import Ended, Note, Phase
-from tpunb.runs.protocol import StartRun
+from tpunb.runs.protocol import Alive, StartRun, encode_message
 from tpunb.runs.spec import PhaseKind, RunSpec, Stop, StopCause, StopOrigin
 from tpunb.runs.state import request_stop
 from tpunb.utils import files
@@ -119,6 +119,19 @@ def test_stop_requests_are_read_from_the_run_folder(queued: QueuedRun) -> None:
         Stop(StopCause.USER),
         Stop(StopCause.USER, now=True),
     ]
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_a_host_that_waits_for_its_turn_gives_signs_of_life() -> None:
+    """Otherwise it would count as lost while another run has its TPU."""
+    supervisor = subprocess.run(
+        [sys.executable, "-c", "from tpunb.worker.supervisor import main; main.main()"],
+        input=encode_message(Alive()),
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    assert encode_message(Alive()) in supervisor.stdout
 
 
 MANY = """

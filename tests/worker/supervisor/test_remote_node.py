@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
+from tests.drivers.nodes import until
 from tpunb.runs import directory, protocol
 from tpunb.runs.protocol import (
     AbandonAttempt,
@@ -22,15 +26,23 @@ from tpunb.runs.protocol import (
     RanksForked,
     RankState,
     RankStates,
+    RunFinished,
     StartAttempt,
     StartNode,
     StopRanks,
     encode_message,
 )
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import Device, RunSpec
+from tpunb.utils import processes
 from tpunb.worker.supervisor import remote_node
 from tpunb.worker.supervisor.nodes import Decision, LocalNode, NodeLost, Report
-from tpunb.worker.supervisor.remote_node import RemoteNode, Rendezvous, describe_differences
+from tpunb.worker.supervisor.remote_node import (
+    Hosts,
+    RefusedError,
+    RemoteNode,
+    Rendezvous,
+    describe_differences,
+)
 
 SPEC = RunSpec("id", "n", 4, "CPU", "/", (), (), hosts=("h0", "h1"))
 SAYS = """
@@ -84,6 +96,8 @@ def test_what_is_no_message_is_left_out(make: Make, monkeypatch: pytest.MonkeyPa
         b'{"kind": "RankStates", "ranks": [{"rank": "x"}], "time": 1}\n',
         b'{"node_rank":1,"nonce":"a","have":0,"proof":"\\ud800"}\n',
         RankExited(0, 1, time.time(), 0, finished=False),
+        RanksForked(0, [1]),
+        RanksForked(10**12, [1, 2]),
         here,
     )
     step_until(node, lambda: heard)
@@ -122,6 +136,64 @@ def test_a_pipe_that_ends_says_why(make: Make) -> None:
     assert isinstance(lost, NodeLost)
     assert lost.reason == "was lost: Timeout, server h1 not responding. (exit code 255)"
     assert node.ended
+
+
+def test_a_node_that_ends_before_the_run_begins(make: Make) -> None:
+    """It was terminated, or cannot read the run's spec."""
+    node, heard = make(RunFinished("/"))
+    step_until(node, lambda: node.over)
+    assert heard == [NodeLost("could not start: it has ended by itself", ANY)]
+
+
+TOUCH = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+WITH_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+time.sleep(600)
+"""
+
+
+def make_hosts(folder: Path, send: tuple[str, ...], device: Device = "CPU") -> Hosts:
+    """Two hosts whose `tpunb node` says nothing, but leaves a file with its number."""
+    run = directory.create_run(folder, "n")
+    nodes = tuple(
+        NodeCommand(
+            (sys.executable, "-c", TOUCH, str(folder / str(number))),
+            StartNode(str(run.path), {}, number, "127.0.0.1", 29500),
+        )
+        for number in range(2)
+    )
+    return Hosts(run, replace(SPEC, device=device), protocol.Pod(nodes, send, ()))
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_files_that_cannot_be_sent(tmp_path: Path) -> None:
+    refused = pytest.raises(RefusedError, match=r"cannot be sent: .*No such file")
+    with closing(make_hosts(tmp_path, (str(tmp_path / "python"),))) as hosts, refused:
+        hosts.can_begin()
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_what_copies_files_ends_with_all_below_it(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    with closing(make_hosts(tmp_path, (sys.executable, "-c", WITH_CHILD, str(told)))) as hosts:
+        until(lambda: not hosts.can_begin() and told.exists() and told.read_text().endswith("\n"))
+        child = processes.find_process(int(told.read_text()))
+        assert child is not None
+    until(lambda: not processes.is_alive(child))
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_runs_queue_for_the_tpu_of_the_first_host_first(tmp_path: Path) -> None:
+    """Two that begin at once would each get one host, and wait for the other."""
+    with closing(make_hosts(tmp_path, ("true",), "TPU")) as hosts:
+        until(lambda: not hosts.can_begin() and (tmp_path / "0").exists())
+        assert [node.descriptor is None for node in hosts.nodes] == [False, True]
+        hosts.take_facts(hosts.nodes[0], {})
+        until(lambda: not hosts.can_begin() and (tmp_path / "1").exists())
+        for node in hosts.nodes:
+            node.close()
 
 
 def test_a_node_that_is_silent_is_lost(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

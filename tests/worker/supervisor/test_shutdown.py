@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.supervisor.conftest import World
 from tpunb.utils.processes import Process
-from tpunb.worker.supervisor.shutdown import ShutdownSequence
+from tpunb.worker.supervisor.shutdown import PARENT_WAIT, ShutdownSequence
 
 RUNNER, RANK, OTHER, CHILD = (Process(pid, 0) for pid in range(1, 5))
 
@@ -87,11 +87,13 @@ def test_shutdown_kills_until_no_process_is_left(shutdown: Shutdown) -> None:
     assert shutdown.steps == ["SIGINT", "SIGTERM", "SIGKILL"]
 
 
-def test_shutdown_kills_the_parent_after_its_children(shutdown: Shutdown) -> None:
-    shutdown.world.deadly = {RUNNER: {KILL}, RANK: {TERM}}
+def test_shutdown_kills_the_parent_long_after_its_children(shutdown: Shutdown) -> None:
+    """It may begin another attempt once the ranks of all hosts have ended."""
+    shutdown.world.deadly = {RUNNER: {KILL}, RANK: {KILL}}
     shutdown.begin(RANK, grace=1.0, parent=RUNNER)
-    assert shutdown.advance(3.0)
-    assert (RUNNER.pid, TERM) not in shutdown.world.sent
+    assert not shutdown.advance(3.0)
+    assert shutdown.world.sent == [(RANK.pid, INT), (RANK.pid, TERM), (RANK.pid, KILL)]
+    assert shutdown.advance(PARENT_WAIT + 3.0)
     assert shutdown.world.sent[-1] == (RUNNER.pid, KILL)
 
 

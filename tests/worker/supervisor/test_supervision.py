@@ -209,6 +209,22 @@ def test_failure_of_a_rank_stops_the_others(one_run: Make) -> None:
     assert [(failure.rank, failure.kind) for failure in result.failures] == [(1, FailureKind.EXIT)]
 
 
+def test_stop_after_a_failure_does_not_blame_the_stopped_ranks(one_run: Make) -> None:
+    run = one_run()
+    run.start()
+    run.exit_rank(1, 3)
+    run.send(StopRanks())
+    run.pass_time(1.0)
+    error = {"type": "KeyboardInterrupt", "message": "", "cell": 7, "line": 1, "traceback": ""}
+    run.dir.attempt(0, 0).mkdir(parents=True, exist_ok=True)
+    files.write_json(run.dir.error(0, 0), {**error, "time": time.time(), "kind": "exception"})
+    run.supervision.stop(Stop(reason="enough"))
+    run.exit_rank(0, 130)
+    run.exit_runner(1)
+    result = run.finish()
+    assert (result.state, [failure.rank for failure in result.failures]) == ("failed", [1])
+
+
 def test_stop_records_its_cause_and_origin(one_run: Make) -> None:
     run = one_run()
     run.start()

@@ -27,7 +27,8 @@ from tpunb.diagnostics.cell.report import DebugReport
 from tpunb.notebook.errors import ConversionError
 from tpunb.runs import directory, ownership
 from tpunb.runs.spec import BackendName
-from tpunb.utils.errors import INSTALL_XLA, MissingPackageError
+from tpunb.utils.errors import MissingPackageError
+from tpunb.utils.install_commands import INSTALL_XLA
 from tpunb.utils.patching import Replacements
 
 _REHEARSAL = "tpunb.backends.torchtpu.rehearsal"

@@ -67,7 +67,8 @@ def capture(
     executed = history.executions()
     if train_source is not None and not (executed and _is_train(executed[-1], train_source)):
         # The magic was called by code, or by a front end that keeps no history of it.
-        executed += (Execution(f"%%tpu_train\n{train_source}", None, time=time.time()),)
+        source, cwd = f"%%tpu_train\n{train_source}", os.getcwd()
+        executed += (Execution(source, None, time=time.time(), cwd=cwd),)
     if not executed:
         raise NotebookError("no cell has been executed in this kernel")
     located, missed = sources.locate_notebook(

@@ -31,6 +31,15 @@ class Execution:
     """Duration; None if it has not ended, or ran before tpunb was loaded."""
     removed: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Environment variables that it removed, with their last values."""
+    cwd: str = field(default="", compare=False, repr=False)
+    """The working directory when it began; '' if unknown, or deleted by then."""
+
+
+_CHANGES = re.compile(
+    r"^[ \t]*%?(cd|pushd|popd)\b[ \t]*(?:-q\b[ \t]*)?(.*?)[ \t]*$|\bchdir\((['\"][^'\"]+['\"]\))?",
+    re.M,
+)
+"""`%cd PATH` and the like, `os.chdir("PATH")`, and `os.chdir(` without a path that can be read."""
 
 
 class History:
@@ -48,8 +57,12 @@ class History:
         # The shell's list begins with an empty entry, so that In[1] is the first cell.
         removed = _removed_before()
         self._executions = [
-            Execution(source, number, id, time=time.time(), removed=_named(removed, source))
-            for number, (source, id) in enumerate(zip(raw, _ids_before(shell, raw), strict=True))
+            Execution(
+                source, number, id, time=time.time(), removed=_named(removed, source), cwd=cwd
+            )
+            for number, (source, id, cwd) in enumerate(
+                zip(raw, _ids_before(shell, raw), _folders_before(shell, raw), strict=True)
+            )
             if source.strip()
         ]
         self._began: dict[int, float] = {}
@@ -105,7 +118,7 @@ class History:
         now = time.time()
         self._deleted.update((gone, now) for gone in _texts(metadata.get("deletedCells")))
         self._deleted.pop(id or "", None)
-        self._executions.append(Execution(info.raw_cell, number, id, time=now))
+        self._executions.append(Execution(info.raw_cell, number, id, time=now, cwd=_cwd()))
         self._began[number] = time.monotonic()
         self._variables = {number: dict(os.environ)}
 
@@ -139,6 +152,35 @@ def _removed_before() -> dict[str, str]:
 def _named(variables: Mapping[str, str], source: str) -> dict[str, str]:
     words = set(re.findall(r"\w+", source))
     return {name: value for name, value in variables.items() if name in words}
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _folders_before(shell: InteractiveShell, sources: list[str]) -> list[str]:
+    """The folder in which each earlier cell began.
+
+    IPython keeps the folders that `%cd` has led to, without the cells, which their texts tell. If
+    they do not lead to the current folder, the last cell that names a change is taken to do so.
+    """
+    visited, now = [str(each) for each in shell.user_ns.get("_dh", ())], _cwd()
+    folder, visited = (visited or [now])[0], visited[1:]
+    folders, last = [], -1
+    for index, source in enumerate(sources):
+        folders.append(folder)
+        for magic, path, code in _CHANGES.findall(source):
+            last = index
+            path = (path or code).strip("'\")")
+            there = os.path.realpath(os.path.join(folder, os.path.expanduser(path or "~")))
+            if code:
+                folder = there
+            elif magic and visited and (path[:1] == "-" or "$" in path or there == visited[0]):
+                folder = visited.pop(0)
+    return folders if folder == now else [*folders[: last + 1], *[now] * (len(folders) - last - 1)]
 
 
 def _metadata(shell: InteractiveShell) -> Mapping[str, Any]:

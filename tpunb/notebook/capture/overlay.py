@@ -51,10 +51,14 @@ def overlay(
     keys = _identify(document, executed, saved)
     last: dict[Key, Execution] = {}
     numbers: dict[Key, list[int]] = {}
+    folders: dict[Key, str] = {}
     for key, execution in zip(keys, executed, strict=True):
         # Without a document, a version that worked is preferred to a later one that failed.
         if key is not None and not (execution.failed and not document and key in last):
             last[key] = execution
+        # `os.chdir("data")` that was executed once more has failed in the folder that it led to.
+        if key is not None and not (execution.failed and folders.get(key)):
+            folders[key] = execution.cwd
         if key is not None and execution.number is not None:
             numbers.setdefault(key, []).append(execution.number)
     train = keys[-1]
@@ -73,9 +77,11 @@ def overlay(
     for place, key in enumerate(order):
         cell = document[key] if isinstance(key, int) else None
         run = last.get(key)
-        every = tuple(numbers.get(key, ()))
+        every, cwd = tuple(numbers.get(key, ())), folders.get(key, "")
         if cell is None and run is not None:
-            new = Cell(len(cells), "code", run.source, run.number, run.id, (), run.seconds, every)
+            new = Cell(
+                len(cells), "code", run.source, run.number, run.id, (), run.seconds, every, cwd=cwd
+            )
             if key == train:
                 cells.append(new)
             elif run.failed and (not document or run.id is None):
@@ -92,7 +98,7 @@ def overlay(
                 notes.ran(new, None, run)
         elif cell is not None and run is not None:
             ran = replace(
-                cell, kind="code", source=run.source, number=run.number, failed=run.failed
+                cell, kind="code", source=run.source, number=run.number, failed=run.failed, cwd=cwd
             )
             cells.append(replace(ran, index=len(cells), seconds=run.seconds, executions=every))
             if place < at:
@@ -282,7 +288,6 @@ class _Notes:
     def __init__(self, saved: float, deleted: Mapping[str, float]) -> None:
         self._saved = saved
         self._deleted = deleted
-        self._unsaved: list[Cell] = []
         self._edited: list[Cell] = []
         self._moved: list[Cell] = []
         self._lines: list[str] = []
@@ -308,8 +313,9 @@ class _Notes:
         # Papermill replaces the cell that it injected in an earlier run.
         if document is None or INJECTED in document.tags:
             return
-        if _stripped(document.source) != _stripped(run.source):
-            (self._edited if self._saved > run.time else self._unsaved).append(cell)
+        # The version that ran is the newer one if the cell has only not been saved since.
+        if self._saved > run.time and _stripped(document.source) != _stripped(run.source):
+            self._edited.append(cell)
 
     def lines(self, laid: Snapshot) -> tuple[str, ...]:
         """Return the notes, one line for each kind of difference."""
@@ -332,14 +338,10 @@ class _Notes:
         ):
             if cells:
                 lines.append(f"{what}: {_named(cells)}")
-        for one, several, cells in (
-            ("has unsaved edits", "have unsaved edits", self._unsaved),
-            ("was edited after it ran", "were edited after they ran", self._edited),
-        ):
-            if len(cells) == 1:
-                lines.append(f"{_named(cells)} {one}; the version you ran is used")
-            elif cells:
-                lines.append(f"{_named(cells)} {several}; the versions you ran are used")
+        if edited := self._edited:
+            changed = "was edited after it" if len(edited) == 1 else "were edited after they"
+            used = "version you ran is" if len(edited) == 1 else "versions you ran are"
+            lines.append(f"{_named(edited)} {changed} ran; the {used} used")
         return tuple(lines)
 
 

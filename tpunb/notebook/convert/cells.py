@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from tpunb.notebook.convert import magics, setup_lines, statements, syntax
 from tpunb.notebook.convert.magics import NotPythonError
-from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
 from tpunb.notebook.convert.setup_lines import SetupCode
 from tpunb.notebook.convert.syntax import Special
 from tpunb.notebook.models import LeftOut
 from tpunb.notebook.scopes import scopes_of
+from tpunb.utils.secrets import private_key, without_secrets
 
 SKIP_LINE = "# tpu: skip"
 SKIP_TAGS = {"tpu-skip": LeftOut.TAGGED_SKIP, "active-ipynb": LeftOut.TAGGED_IPYNB}
@@ -58,18 +58,6 @@ class LeftOutStatement(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-class HiddenSecret(NamedTuple):
-    """A secret in a setup line, which is not written to the script."""
-
-    line: int
-    """First line of the setup line in the cell, from 1."""
-    last: int
-    """Its last line."""
-    variable: str
-    """The environment variable that the script reads instead."""
-    value: str
-
-
 @dataclass
 class EditedCell:
     """The lines of a cell during conversion: lines are replaced or commented out, never removed."""
@@ -81,25 +69,23 @@ class EditedCell:
     """True to convert setup lines to Python (`setup_lines`), False to leave them out."""
     train: bool = False
     """True for a train cell, whose lines run in each rank."""
-    hide: bool = False
-    """True to replace secrets by environment variables."""
+    secrets: dict[str, str] | None = None
+    """Secrets by the environment variables that replace them; None if they stay."""
     converted: list[tuple[Special, list[str], LeftOut | str]] = field(default_factory=list)
     """Lines that have become Python in case they are in a function, with their text, and why they
     are left out elsewhere, or their code there."""
-    secrets: list[HiddenSecret] = field(default_factory=list)
     timed: tuple[int, str] | None = None
     """Line (from 0) and setup code of `%%timeit`."""
 
     def drop(self, first: int, count: int, reason: LeftOut) -> None:
         """Turn lines (from 0) into comments, with `pass` before the first if it is indented."""
         taken = self.lines[first : first + count]
-        text = without_secrets(taken[0].strip())
+        text = without_secrets("\n".join(taken)).partition("\n")[0].strip()
         shown = text + (" …" if count > 1 else "")
         self.left_out.append(LeftOutLine(first + 1, shown, reason))
         indent = taken[0][: len(taken[0]) - len(taken[0].lstrip())]
         mark = _PASS if indent else "# "
-        self.lines[first] = f"{indent}{mark}left out ({reason}): {text}"
-        self._comment_out(first + 1, first + count)
+        self.put(first, count, f"{indent}{mark}left out ({reason}): {text}")
 
     def leave_out(self, left_out: Iterable[LeftOutStatement]) -> None:
         """Leave out statements; a statement that shares a line with others becomes `pass`."""
@@ -127,8 +113,11 @@ class EditedCell:
 
     def put(self, first: int, count: int, line: str) -> None:
         """Replace the first of some lines (from 0) by `line`; the others become comments."""
-        self.lines[first] = line
-        self._comment_out(first + 1, first + count)
+        hidden = without_secrets("\n".join(self.lines[first : first + count])).split("\n")
+        # Notebook editors take "%%" or "!" at the start of a comment for a new cell or a
+        # magic; the bar prevents that.
+        shown = [f"# | {each}".rstrip() for each in hidden[1:]]
+        self.lines[first : first + count] = [line, *shown]
 
     def only_in_functions(self, special: Special, outside: LeftOut | str) -> None:
         """Record lines that become other code, or are left out, outside functions."""
@@ -139,18 +128,8 @@ class EditedCell:
         """Record names that a line (from 1) no longer defines."""
         self.lost += [LostName(line, name, maker.strip()) for name in names]
 
-    def _comment_out(self, first: int, last: int) -> None:
-        for index in private_keys(self.lines[:last]):
-            self.lines[index] = HIDDEN if index >= first else self.lines[index]
-        for index in range(first, last):
-            # Notebook editors take "%%" or "!" at the start of a comment for a new cell or a
-            # magic; the bar prevents that.
-            self.lines[index] = f"# | {without_secrets(self.lines[index])}".rstrip()
-
     def set_up(self, first: int, count: int, before: str, code: SetupCode) -> None:
         """Replace lines (from 0) by the code of a setup line."""
-        place = first + 1, first + count
-        self.secrets += [HiddenSecret(*place, *secret) for secret in code.secrets.items()]
         if len(code.lines) == count:
             self.lines[first : first + count] = [before + code.lines[0], *code.lines[1:]]
         else:
@@ -173,22 +152,31 @@ class PlainCell:
     """Names that left-out lines define in the notebook."""
     compiles: bool = False
     """True if the text is known to compile."""
-    secrets: tuple[HiddenSecret, ...] = ()
 
 
-@lru_cache(maxsize=4096)
 def plain_python(
-    source: str, setup: bool = False, train: bool = False, hide: bool = False
+    source: str, train: bool = False, secrets: dict[str, str] | None = None, setup: bool = False
 ) -> PlainCell:
-    """Replace IPython's special syntax in a code cell; the last few thousand results are cached.
+    """Replace IPython's special syntax in a code cell.
 
     Cell magics that only measure or capture are unwrapped; magics and shell lines without use in
     a script are left out. Those of a train cell (`train`) and of functions become Python
-    (`setup_lines`); with `setup`, all of them. With `hide`, secrets in them become environment
-    variables. Raises NotPythonError if none of this is possible.
+    (`setup_lines`). Raises NotPythonError if none of this is possible.
+
+    For an exported script, secrets in them become environment variables, which are added to
+    `secrets`; with `setup`, all magics and shell lines become Python.
     """
+    return _of_run(source, train) if secrets is None else _plain(source, train, secrets, setup)
+
+
+@lru_cache(maxsize=4096)
+def _of_run(source: str, train: bool) -> PlainCell:
+    return _plain(source, train, None, setup=False)
+
+
+def _plain(source: str, train: bool, secrets: dict[str, str] | None, setup: bool) -> PlainCell:
     lines = syntax.clean(source.split("\n"))
-    cell = EditedCell(lines, setup=setup, train=train, hide=hide or setup)
+    cell = EditedCell(lines, setup=setup, train=train, secrets=secrets)
     mark_automagic(cell.lines)
     if not _unwrap(cell):
         return _plain_cell(cell, compiles=not setup)
@@ -213,8 +201,7 @@ def plain_python(
 
 def _plain_cell(cell: EditedCell, compiles: bool) -> PlainCell:
     left_out = tuple(sorted(cell.left_out))
-    secrets = tuple(sorted(cell.secrets))
-    return PlainCell(tuple(cell.lines), left_out, tuple(cell.lost), compiles, secrets)
+    return PlainCell(tuple(cell.lines), left_out, tuple(cell.lost), compiles)
 
 
 def parse_body(source: str) -> tuple[ast.Module, tuple[LostName, ...]]:
@@ -259,8 +246,9 @@ def _unwrap(cell: EditedCell) -> bool:
             break
         kept = name in magics.UNWRAPPED
         body = [] if kept else cell.lines[top + 1 :]
-        if cell.hide and (key := private_keys(body)):
-            raise NotPythonError("an exported script must contain no private key", top + key[0] + 2)
+        key = None if cell.secrets is None else private_key("\n".join(body))
+        if key is not None:
+            raise NotPythonError("an exported script must contain no private key", top + key + 2)
         runs = not kept and (cell.setup or cell.train)
         if runs and (made := _cell_magic_code(cell, top, name, argument.strip(), body)):
             cell.set_up(top, len(cell.lines) - top, "", made)
@@ -299,12 +287,12 @@ def _replace(cell: EditedCell, special: Special) -> None:
     elif special.kind == "call":
         _put(cell, special, special.python)
     elif special.assigns and _is_output(special):
-        output = setup_lines.output_code(special.argument, cell.hide)
+        output = setup_lines.output_code(special.argument, cell.secrets)
         cell.set_up(special.line, special.count, special.before, output)
     elif special.assigns:
         _put(cell, special, _value(special))
-    elif made := setup_lines.line_code(special, cell.hide):
-        if not cell.setup and not cell.train:
+    elif made := setup_lines.line_code(special, cell.secrets):
+        if not cell.setup and not cell.train and special.name not in magics.CHANGE_FOLDER:
             reason = LeftOut.SHELL if special.kind != "magic" else _why(cell, special.name)
             cell.only_in_functions(special, reason)
         cell.set_up(special.line, special.count, special.before, made)
@@ -376,7 +364,7 @@ def _cell_magic_code(
 
     In a train cell it must be one.
     """
-    code = setup_lines.cell_code(name, argument, body, cell.hide)
+    code = setup_lines.cell_code(name, argument, body, cell.secrets)
     if cell.train and code is None:
         raise _without_ipython(f"%%{name}", line)
     if name in magics.SUBPROCESSES:

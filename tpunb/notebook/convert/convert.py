@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from tpunb.notebook.convert import (
 from tpunb.notebook.convert import export as export_
 from tpunb.notebook.convert.cells import (
     EditedCell,
-    HiddenSecret,
     LeftOutLine,
     LeftOutStatement,
     LostName,
@@ -38,7 +36,6 @@ from tpunb.notebook.convert.includes import IncludedFiles
 from tpunb.notebook.convert.launch_calls import Launching, mentions_launch, replace_launch
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.requirements import find_requirements
-from tpunb.notebook.convert.secrets import without_secrets
 from tpunb.notebook.convert.stack import written_for
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.files import cell_magics
@@ -58,6 +55,7 @@ from tpunb.notebook.models import (
 )
 from tpunb.notebook.scopes import ParsedCell, Scopes, changed_names, scopes_of
 from tpunb.runs.spec import Block, Role
+from tpunb.utils.secrets import without_secrets
 
 if TYPE_CHECKING:
     from nbconvert.exporters import PythonExporter
@@ -101,7 +99,11 @@ def convert(
     conversion = Conversion(
         train=snapshot.train,
         notebook=snapshot.path,
-        files=IncludedFiles(_folders(snapshot.path), setup=export is Export.WITH_SETUP),
+        files=IncludedFiles(
+            _folders(snapshot.path),
+            setup=export is Export.WITH_SETUP,
+            secrets=None if export is None else {},
+        ),
         got=got,
         left=left,
         held=held,
@@ -120,7 +122,7 @@ def convert(
     conversion.omissions.sort(key=lambda entry: (entry[0], entry[1].line))
     return Script(
         body,
-        _blocks(body, resources["header"], conversion.cells),
+        _blocks(body, resources["header"], conversion.cells, whole=conversion.got is None),
         tuple(omission for _, omission in conversion.omissions),
         conversion.spmd,
         tuple(conversion.missing_changes),
@@ -195,12 +197,17 @@ def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
             "role": role,
             "tags": cell.tags,
             "seconds": cell.seconds,
+            "cwd": cell.cwd,
         },
     }
 
 
-def _blocks(body: str, head: str, cells: list[Any]) -> tuple[Block, ...]:
-    """Locate each cell in the script, by counting the lines of the template's layout."""
+def _blocks(body: str, head: str, cells: list[Any], *, whole: bool) -> tuple[Block, ...]:
+    """Locate each cell in the script, by counting the lines of the template's layout.
+
+    Unless `whole`, cells of which everything is left out are not among them: to run one again, or
+    to keep a copy after it, would serve nothing.
+    """
     lines = body.split("\n")
     end = head.count("\n")
     blocks = [Block("header", 1, end)]
@@ -211,14 +218,19 @@ def _blocks(body: str, head: str, cells: list[Any]) -> tuple[Block, ...]:
         if lines[first - 1 : last] != source:
             raise AssertionError(f"the template does not keep the lines of {cell.source!r}")
         end = last + 1  # the blank line below it
-        if cell.cell_type == "code":
-            data = cell.metadata
+        data = cell.metadata
+        code = whole or data.role != "prelude" or any(map(_is_code, source))
+        if cell.cell_type == "code" and code:
             values = data.get("only_values", False)
             seconds = None if values else data.seconds  # those of its run
             blocks.append(
-                Block(data.role, first, last, data.index, data.number, seconds, values=values)
+                Block(data.role, first, last, data.index, data.number, seconds, values, data.cwd)
             )
     return tuple(blocks)
+
+
+def _is_code(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 @dataclass
@@ -253,8 +265,6 @@ class Conversion:
     """True if the script is for another machine."""
     requirements: list[Requirement] = field(default_factory=list)
     """What the script needs on that machine."""
-    variables: dict[str, str] = field(default_factory=dict)
-    """Secrets by the environment variables that replace them."""
     trains_in_place: bool = False
     """True if earlier train cells, or calls of `tpunb.launch`, run in the script itself."""
     calls: list[str] = field(default_factory=list)
@@ -423,9 +433,9 @@ def replace_special_syntax(conversion: Conversion) -> None:
         cell.metadata.trains = cell.metadata.role == "train" or "tpu_train" in cell_magics(
             cell.source
         )
-        setup, train = conversion.files.setup, cell.metadata.trains
+        files, train = conversion.files, cell.metadata.trains
         try:
-            plain = plain_python(cell.source, setup, train, conversion.export)
+            plain = plain_python(cell.source, train, files.secrets, files.setup)
         except NotPythonError as error:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
@@ -435,7 +445,9 @@ def replace_special_syntax(conversion: Conversion) -> None:
             lines = earlier_values.in_place(plain.lines, options, tpunb=tpunb)
             plain = replace(plain, lines=tuple(lines))
         conversion.edit(cell, plain)
-        _hide(conversion, cell, plain.secrets)
+        for line, text in enumerate(plain.lines, 1):
+            for name in dict.fromkeys(setup_lines.READS_SECRET.findall(text)):
+                conversion.requirements.append(Requirement(number, line, Need.SECRET, name))
 
 
 def begin_training(conversion: Conversion) -> None:
@@ -462,29 +474,15 @@ def begin_training(conversion: Conversion) -> None:
 
 
 def _has_lines(source: str) -> bool:
-    return "_tpunb_setup_" in source
-
-
-def _hide(conversion: Conversion, cell: Any, secrets: Iterable[HiddenSecret]) -> None:
-    """Record the variables of secrets; rename a variable that another secret already uses."""
-    lines = cell.source.split("\n")
-    for (first, last), own in groupby(secrets, key=lambda secret: (secret.line, secret.last)):
-        new = {}
-        for secret in own:
-            name = setup_lines.variable_for(secret.variable, secret.value, conversion.variables)
-            new[secret.variable] = name
-            need = Requirement(cell.metadata.number, first, Need.SECRET, name)
-            conversion.requirements.append(need)
-        for at in range(first - 1, last):
-            lines[at] = setup_lines.rename_secrets(lines[at], new)
-    cell.source = "\n".join(lines)
+    return "_tpunb_setup_" in source.replace("_tpunb_setup_cd(", "")  # which is the same anywhere
 
 
 def include_files(conversion: Conversion) -> None:
     """Include the notebooks that `%run` runs."""
     files = conversion.files
     for cell in conversion.code:
-        cell.source = files.include(cell.source, cell.metadata.number, cell.metadata.trains)
+        data = cell.metadata
+        cell.source = files.include(cell.source, data.number, data.trains, data.cwd)
         conversion.omissions += [(cell.metadata.index, omission) for omission in files.omissions]
         files.omissions.clear()
 
@@ -497,14 +495,15 @@ def leave_out_front_end(conversion: Conversion) -> None:
     front_end = FrontEndNames([tree for _, tree in trees])
     for cell, tree in trees:
         edited = EditedCell(cell.source.split("\n"))
-        front_end.leave_out(edited, tree, cell.metadata.role == "prelude")
+        front_end.leave_out(edited, tree)
         if edited.left_out:
             conversion.edit(cell, edited)
         front_end.refuse(cell.source, cell.metadata.number)
 
 
 def replace_launches(conversion: Conversion) -> None:
-    """Replace statements that start other runs by the values that they left in the kernel.
+    """Replace statements that start other runs by the values that they left in the kernel, and that
+    other code reads.
 
     In a script that runs on its own, they call their function in place.
     """
@@ -515,16 +514,24 @@ def replace_launches(conversion: Conversion) -> None:
         _launch_here(conversion, trees)
         return
     launching = Launching([tree for _, tree in trees])
-    for cell, tree in trees:
-        if cell.metadata.role == "train":
-            continue
+    starts = {
+        id(cell): list(launching.statements(tree))
+        for cell, tree in trees
+        if cell.metadata.role != "train"
+    }
+    others = [
+        ast.Module([node for node in tree.body if node not in starts.get(id(cell), ())], [])
+        for cell, tree in trees
+    ]
+    scopes = scopes_of(*others)
+    for cell, _ in trees:
         edited = EditedCell(cell.source.split("\n"))
-        for node in reversed(list(launching.statements(tree))):
+        for node in reversed(starts.get(id(cell), ())):
             text = ast.unparse(node)
             brought = {
                 name: value
                 for name in sorted(changed_names(ast.Module([node], [])))
-                if (value := conversion.left(name)) is not None
+                if scopes.may_read(name) and (value := conversion.left(name)) is not None
             }
             edited.leave_out([LeftOutStatement(node, LeftOut.LAUNCH)])
             if brought:

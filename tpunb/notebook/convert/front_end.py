@@ -7,7 +7,6 @@ inherited. A rank has no user to ask.
 from __future__ import annotations
 
 import ast
-import os.path
 import re
 from collections.abc import Iterator
 
@@ -31,7 +30,7 @@ ASKING = {
 }
 """Other functions that ask the user. The logins save their token in a file."""
 
-_WORDS = re.compile(r"google\.colab|\bchdir\b|\binput\s*\(|getpass|login\s*\(")
+_WORDS = re.compile(r"google\.colab|\binput\s*\(|getpass|login\s*\(")
 
 
 def mentions_front_end(source: str) -> bool:
@@ -55,12 +54,9 @@ class FrontEndNames:
             and not isinstance(node.ctx, ast.Store)
         }
 
-    def leave_out(self, cell: EditedCell, tree: ast.Module, prelude: bool) -> None:
+    def leave_out(self, cell: EditedCell, tree: ast.Module) -> None:
         """Leave a cell's calls to the front end out, and imports that only these calls need."""
-        left_out = [*self._calls(tree), *self._imports(tree)]
-        if prelude:
-            left_out += self._directories(tree)
-        cell.leave_out(left_out)
+        cell.leave_out([*self._calls(tree), *self._imports(tree)])
 
     def refuse(self, source: str, number: int) -> None:
         """Raise ConversionError for a remaining call that is certain to run."""
@@ -116,17 +112,6 @@ class FrontEndNames:
                 name not in self.needed and _is_front_end(full) for name, full in names
             ):
                 yield LeftOutStatement(node, LeftOut.UNUSED_IMPORT)
-
-    def _directories(self, tree: ast.Module) -> Iterator[LeftOutStatement]:
-        """Yield `os.chdir("data")`, which in a run would start from the directory it led to."""
-        for node in tree.body:
-            if not isinstance(node, ast.Expr) or not isinstance(call := node.value, ast.Call):
-                continue
-            if self.dotted(call.func) != "os.chdir" or len(call.args) != 1:
-                continue
-            path = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
-            if isinstance(path, str) and not os.path.isabs(path):
-                yield LeftOutStatement(node, LeftOut.KERNEL_STATE)
 
 
 def _is_front_end(name: str) -> bool:

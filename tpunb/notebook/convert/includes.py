@@ -25,6 +25,8 @@ class IncludedFiles:
     """Folders that are searched for files, in this order."""
     setup: bool = False
     """True to convert setup lines in notebooks to Python (`setup_lines`)."""
+    secrets: dict[str, str] | None = None
+    """Secrets in an exported script by the environment variables that replace them."""
     notebooks: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Names and sources of the cells of each notebook that is run, by its name in `%run`."""
     trained: set[str] = field(default_factory=set)
@@ -32,15 +34,17 @@ class IncludedFiles:
     omissions: list[Omission] = field(default_factory=list)
     """Parts of these notebooks that do not run, with the line numbers of the `%run`."""
 
-    def include(self, source: str, number: int, train: bool = False) -> str:
+    def include(self, source: str, number: int, train: bool = False, cwd: str = "") -> str:
         """Read the files that a cell in plain Python runs; return the cell with located paths.
+
+        `cwd`: the folder in which the cell runs; '' for the first folder.
 
         Raises ConversionError, with the cell and the line of `%run`, if a file is missing or
         cannot be run.
         """
         if "_tpunb_run_" not in source:
             return source
-        lines = source.split("\n")
+        lines, here = source.split("\n"), cwd or self.folders[0]
         for node in ast.walk(statements.parse_cell(source, number)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
@@ -48,7 +52,8 @@ class IncludedFiles:
             if node.func.id not in magics.RUN_HELPERS or not isinstance(first, ast.Constant):
                 continue
             try:
-                self._include(node.func.id, str(first.value), number, node.lineno, lines, train)
+                path = str(first.value)
+                self._include(node.func.id, path, number, node.lineno, lines, train, here)
             except _NotRunError as error:
                 line = lines[node.lineno - 1]
                 raise ConversionError(str(error), number, node.lineno, line) from None
@@ -60,38 +65,50 @@ class IncludedFiles:
         return [source for source in every if any(word in source for word in words)]
 
     def _include(
-        self, helper: str, path: str, number: int, line: int, lines: list[str], train: bool
+        self,
+        helper: str,
+        path: str,
+        number: int,
+        line: int,
+        lines: list[str],
+        train: bool,
+        here: str,
     ) -> None:
         if helper == magics.RUN_MODULE:
             return
-        file = self._locate(path)
+        file = self._locate(path, here)
+        name = path
         if helper == magics.RUN_FILE:
-            lines[line - 1] = lines[line - 1].replace(repr(path), repr(file), 1)
-        elif path not in (self.trained if train else self.notebooks):
-            # First, which ends the recursion for a notebook that runs itself.
-            self.trained |= {path} if train else set()
-            self.notebooks[path] = []
-            self.notebooks[path] += self._convert(path, file, number, line, train)
+            name = file
+        elif here != self.folders[0]:
+            name = os.path.join(here, file)  # elsewhere, the same name may mean another notebook
+        lines[line - 1] = lines[line - 1].replace(repr(path), repr(name), 1)
+        if helper == magics.RUN_FILE or name in (self.trained if train else self.notebooks):
+            return
+        # First, which ends the recursion for a notebook that runs itself.
+        self.trained |= {name} if train else set()
+        self.notebooks[name] = []
+        self.notebooks[name] += self._convert(path, file, number, line, train, here)
 
-    def _locate(self, path: str) -> str:
-        """Return the path as seen from the first folder, in which runs start."""
-        name = os.path.expanduser(path)
-        for folder in self.folders:
+    def _locate(self, path: str, here: str) -> str:
+        """Return the path as seen from the folder in which the cell runs."""
+        name, folders = os.path.expanduser(path), dict.fromkeys([here, *self.folders])
+        for folder in folders:
             if os.path.isfile(full := os.path.join(folder, name)):
-                return name if folder == self.folders[0] else full
-        places = " or ".join(dict.fromkeys(self.folders))
+                return name if folder == here else full
+        places = " or ".join(folders)
         raise _NotRunError(
             f"`%run` needs {path}, which does not exist in {places}. Give its path "
             f"from the working directory. {magics.OTHERWISE}"
         )
 
     def _convert(
-        self, path: str, file: str, number: int, line: int, train: bool
+        self, path: str, file: str, number: int, line: int, train: bool, here: str
     ) -> list[tuple[str, str]]:
         converted = []
-        for place, source in _code(path, os.path.join(self.folders[0], file)):
+        for place, source in _code(path, os.path.join(here, file)):
             try:
-                plain = cells.plain_python(source, self.setup, train)
+                plain = cells.plain_python(source, train, self.secrets, self.setup)
             except NotPythonError as error:
                 raise _NotRunError(f"{place}, line {error.line}: {error}") from None
             cell = EditedCell(list(plain.lines), list(plain.left_out))
@@ -101,8 +118,8 @@ class IncludedFiles:
                 written = statements.rewrite_awaits("\n".join(cell.lines), tree, names)
                 if written != "\n".join(cell.lines):
                     cell.lines, tree = written.split("\n"), statements.parse_cell(written, 0)
-                front_end.FrontEndNames([tree]).leave_out(cell, tree, prelude=True)
-                text = self.include("\n".join(cell.lines), 0, train)
+                front_end.FrontEndNames([tree]).leave_out(cell, tree)
+                text = self.include("\n".join(cell.lines), 0, train, here)
                 statements.check_compiles(text, 0, [])
             except ConversionError as error:
                 raise _NotRunError(f"{place}, line {error.line}: {error.reason}") from None

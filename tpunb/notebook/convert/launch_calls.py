@@ -8,6 +8,7 @@ argument, as in `study.optimize(objective)`.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -38,7 +39,8 @@ def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
     running = snapshot.cells[snapshot.train]
     above, rest = _split(running, call.line)
     pieces = [replace(running, source=above)] if above.strip() else []
-    pieces.append(replace(running, source="\n" * (call.line - 1) + call.source, tags=()))
+    source = "\n" * (call.line - 1) + call.source
+    pieces.append(replace(running, source=source, tags=(), cwd=os.getcwd()))
     train = running.index + len(pieces) - 1
     cells = [*snapshot.cells[: running.index], *pieces, *snapshot.cells[running.index + 1 :]]
     # Nothing below the running cell is in `left_out`: its cells ran or are above the running cell.

@@ -52,6 +52,8 @@ _LINE_MAGICS = {
         "psource pycat qtconsole recall rep reset_selective save subshell tb xdel"
     ),
 }
+CHANGE_FOLDER = ("cd", "pushd", "popd")
+"""Line magics that a run repeats: each of its cells begins in the folder in which it ran."""
 LINE_MAGICS = {name: why for why, names in _LINE_MAGICS.items() for name in names.split()}
 """Line magics that are left out: all of IPython's own except those below."""
 

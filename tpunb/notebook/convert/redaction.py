@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from tpunb.notebook.convert import magics
 from tpunb.notebook.convert.cells import SKIP_LINE, skip_reason
-from tpunb.notebook.convert.secrets import HIDDEN, private_keys, without_secrets
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Snapshot
+from tpunb.utils.secrets import without_secrets
 
 NOT_KEPT = f"{SKIP_LINE}\n# (not kept)"
 
@@ -27,15 +27,13 @@ def redacted_source(source: str, tags: Iterable[str] = ()) -> str:
     lines = source.split("\n")
     # IPython also accepts indented cells, whose first lines are magics all the same.
     names = cell_magics("\n".join(line.lstrip() for line in lines))
-    not_python = any(name not in magics.UNWRAPPED and name != "tpu_debug" for name in names)
-    keys = private_keys(lines) if not_python else []
+    if any(name not in magics.UNWRAPPED and name != "tpu_debug" for name in names):
+        return without_secrets(source)  # a program or a file
     continued = False
     for index, line in enumerate(lines):
-        command = not_python or continued or line.lstrip().startswith(("%", "!"))
+        command = continued or line.lstrip().startswith(("%", "!"))
         lines[index] = without_secrets(line) if command else line
         continued = command and line.endswith("\\")
-    for index in keys:
-        lines[index] = HIDDEN
     return "\n".join(lines)
 
 

@@ -10,13 +10,13 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 
 from tpunb.notebook.convert.names import RunCells
 from tpunb.notebook.models import LeftOut, Need, Omission, Requirement
-from tpunb.notebook.scopes import Scopes, dotted, last_part
+from tpunb.notebook.scopes import Scopes, argument, dotted, last_part, literal
 
 _READ = ("read", "load", "open", "imread", "from_file", "fromfile", "genfromtxt", "memmap")
 _READ_FOLDER = ("ImageFolder", "DatasetFolder", "listdir", "scandir", "iterdir", "glob", "walk")
@@ -51,33 +51,19 @@ def find_requirements(
     found = [
         Requirement(site.cell.number, site.line, need, name)
         for site in sites
-        for need, name in _needs(site.node, machine)
+        for need, name in machine.needs(site.node)
     ]
     for omission in omissions:
-        words = omission.text.split()
-        unknown = omission.reason is LeftOut.UNKNOWN_MAGIC
-        loads = words[0].lstrip("%") in ("load_ext", "reload_ext") and len(words) > 1
-        if omission.cell is not None and (
-            unknown or (loads and not _DISPLAY_ONLY.fullmatch(words[1]))
-        ):
-            name = " ".join(words[: 2 if loads else 1])
+        name, *arguments = omission.text.split()
+        loads = name.lstrip("%") in ("load_ext", "reload_ext") and arguments
+        matters = omission.reason is LeftOut.UNKNOWN_MAGIC
+        if loads:
+            matters |= not _DISPLAY_ONLY.fullmatch(arguments[0])
+            name += f" {arguments[0]}"
+        if omission.cell is not None and matters:
             found.append(Requirement(omission.cell, omission.line, Need.MAGIC, name))
     first = {(each.need, each.name): each for each in reversed(found)}
     return sorted(first.values(), key=found.index)
-
-
-def _needs(node: ast.AST, machine: _Machine) -> Iterator[tuple[Need, str]]:
-    names: list[str] = []
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        names = [] if node.level or not node.module else [node.module]
-    elif isinstance(node, ast.Call):
-        paths = filter(machine.is_local_file, machine.paths_read(node))
-        yield from ((Need.FILE, path) for path in paths)
-    for name in names:
-        if machine.is_local_module(name.partition(".")[0]):
-            yield Need.MODULE, name
 
 
 def _constants(scopes: Scopes) -> dict[str, ast.expr]:
@@ -105,63 +91,64 @@ class _Machine:
         if name == "append" or name == "insert":
             if ast.unparse(node.func).startswith("sys.path."):
                 start = self.folders[0] if self.folders else "."
-                paths = filter(None, map(self.path, node.args))
+                paths = filter(None, map(self._path, node.args))
                 self.folders += [os.path.join(start, path) for path in paths]
         elif name.startswith("_tpunb_setup_"):
-            texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-            self.made += [text for text in texts if isinstance(text, str)]
-        elif name.startswith(_WRITE) or _opens_for_writing(node) or _downloads(node):
+            self.made += _texts(node)
+        elif name.startswith(_WRITE) or _makes_files(node):
             self.made += self._paths(node)
 
-    def paths_read(self, node: ast.Call) -> list[str]:
+    def needs(self, node: ast.AST) -> list[tuple[Need, str]]:
+        """Return what an import or a call needs of this machine."""
+        if isinstance(node, ast.Call):
+            return [(Need.FILE, path) for path in self._paths_read(node) if self._is_file(path)]
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        return [(Need.MODULE, name) for name in names if self._is_module(name.partition(".")[0])]
+
+    def _paths_read(self, node: ast.Call) -> list[str]:
         """Return the paths that a call reads, as written in the code."""
         name = last_part(node.func)
-        if name in (
-            "_tpunb_setup_install",
-            "_tpunb_setup_shell",
-            "_tpunb_setup_output",
-        ):
-            parts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-            texts = [text for text in parts if isinstance(text, str)]
-            found = [path for text in texts for path in _OF_COMMANDS.findall(text)]
+        if name in ("_tpunb_setup_install", "_tpunb_setup_shell", "_tpunb_setup_output"):
+            found = [path for text in _texts(node) for path in _OF_COMMANDS.findall(text)]
             return [path for path in found if "".join(self.made).count(path) == 1]
         reads = name.lower().startswith(_READ) or name in _READ_FOLDER or name == "_tpunb_run_file"
-        if not reads or _opens_for_writing(node) or _downloads(node):
+        if not reads or _makes_files(node):
             return []
         return [path for path in self._paths(node) if not self._is_made(path)]
 
-    def is_local_file(self, path: str) -> bool:
+    def _is_file(self, path: str) -> bool:
         full = os.path.expanduser(path)
         if not path.strip("./~") or full.startswith(_SYSTEM):
             return False
         return any(os.path.exists(os.path.join(folder, full)) for folder in self.folders)
 
-    def is_local_module(self, name: str) -> bool:
+    def _is_module(self, name: str) -> bool:
         known = name in sys.stdlib_module_names or name == "tpunb"
         if known or self._is_made(f"{name}.py") or self._is_made(name):
             return False
-        for folder in self.folders:
-            path = os.path.join(folder, name)
-            if os.path.isfile(f"{path}.py") or os.path.isfile(os.path.join(path, "__init__.py")):
-                return True
-            if os.path.isdir(path) and any(file.endswith(".py") for file in os.listdir(path)):
-                others = [each for each in sys.path if each and each not in self.folders]
-                return PathFinder.find_spec(name, others) is None
-        return False
+        spec = PathFinder.find_spec(name, self.folders)
+        if spec is None or spec.loader is not None:
+            return spec is not None
+        # A folder without __init__.py, which an installed module of that name precedes.
+        others = [each for each in sys.path if each and each not in self.folders]
+        return PathFinder.find_spec(name, others) is None
 
-    def path(self, node: ast.expr) -> str | None:
+    def _path(self, node: ast.expr) -> str | None:
         """Return the path that an expression evaluates to, if that is known from the code."""
-        if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str) else None
         if isinstance(node, ast.Name):
-            value = self.constants.get(node.id)
-            return None if value is None or isinstance(value, ast.Name) else self.path(value)
+            node = self.constants.get(node.id, node)
+        if isinstance(text := literal(node), str):
+            return text
         parts: list[ast.expr] = []
         if isinstance(node, ast.Call) and last_part(node.func) in ("Path", "PurePath", "join"):
             parts = node.args
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             parts = [node.left, node.right]
-        known = [self.path(part) for part in parts]
+        known = [self._path(part) for part in parts]
         texts = [text for text in known if text is not None]
         return os.path.join(*texts) if texts and len(texts) == len(known) else None
 
@@ -169,7 +156,7 @@ class _Machine:
         """Return the paths in a call's arguments and in the object whose method is called."""
         places = [node.func.value] if isinstance(node.func, ast.Attribute) else []
         places += [*node.args, *(keyword.value for keyword in node.keywords)]
-        return [path for place in places if (path := self.path(place))]
+        return [path for place in places if (path := self._path(place))]
 
     def _is_made(self, path: str) -> bool:
         """True if a cell writes the path, or a setup line mentions it."""
@@ -178,13 +165,12 @@ class _Machine:
         return any(whole.search(text) for text in self.made)
 
 
-def _opens_for_writing(node: ast.Call) -> bool:
+def _texts(node: ast.Call) -> list[str]:
+    return [part for part in map(literal, ast.walk(node)) if isinstance(part, str)]
+
+
+def _makes_files(node: ast.Call) -> bool:
     if last_part(node.func) != "open":
-        return False
-    modes = [*node.args, *(word.value for word in node.keywords if word.arg == "mode")]
-    texts = [mode.value for mode in modes if isinstance(mode, ast.Constant)]
-    return any(re.fullmatch(r"[rwaxbt+]*[wax][rwaxbt+]*", str(text)) for text in texts)
-
-
-def _downloads(node: ast.Call) -> bool:
-    return any(word.arg == "download" for word in node.keywords)
+        return argument(node, "download") is not None
+    modes = [str(literal(mode)) for mode in (*node.args, argument(node, "mode"))]
+    return any(re.fullmatch(r"[rwaxbt+]*[wax][rwaxbt+]*", mode) for mode in modes)

@@ -1,7 +1,8 @@
 """Convert shell lines, `%env`, `%cd`, `%%writefile` and similar to Python.
 
 A train cell's lines, and those of functions that it calls, run in each rank. Those of the cells
-above have run in the notebook: a run leaves them out, because their effects exist on this machine.
+above have run in the notebook: a run leaves them out, except for `%cd`, because their effects exist
+on this machine.
 On another machine they do not, so an exported script performs them itself. All call functions of
 the script's header (`templates/header/helpers.py`). In exported scripts, secrets become environment
 variables.
@@ -12,11 +13,12 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tpunb.notebook.convert import magics, secrets, syntax
+from tpunb.notebook.convert import magics, syntax
 from tpunb.notebook.convert.syntax import Special
+from tpunb.utils.secrets import find_secrets, is_secret_value
 
 _INSTALLS = re.compile(
     r"(?:^|[;&|(])\s*(?:sudo\s+|\w+=\S+\s+)*(?:(?:\S*/)?python[\d.]*\s+-m\s+)?"
@@ -35,20 +37,20 @@ _COMMANDS = ("ls", "mkdir", "rm", "rmdir", "cp", "mv", "cat", "pip")
 _CONDA = ("conda", "mamba", "micromamba")
 _OPTION = re.compile(r"--(?:(out|err|proc)[ =]\s*(\w+)|(bg|no-raise-error))(?=\s|$)\s*")
 _CELL_MARK = re.compile(r"\s*(?:#\s*)?%%")
-_READS_SECRET = re.compile(r"_tpunb_setup_secret\('(\w+)'")
+READS_SECRET = re.compile(r"_tpunb_setup_secret\('(\w+)'")
+"""Matches where code reads a secret; the group is its environment variable."""
 _FIRST_MARK = 0xF0000
 """First of the private-use Unicode characters that mark secrets while a text is parsed."""
 
 
 @dataclass
 class SetupCode:
-    """Python code for one use of special syntax, and the secrets found in it."""
+    """Python code for one use of special syntax."""
 
-    hide: bool = True
-    """Replace secrets by environment variables."""
+    secrets: dict[str, str] | None
+    """Secrets by the environment variables that replace them, to which those found in it are added;
+    None if they stay."""
     lines: list[str] = field(default_factory=list)
-    secrets: dict[str, str] = field(default_factory=dict)
-    """The secrets that it reads, by the environment variables that replace them."""
 
     def command(self, text: str, *, plain: bool = False) -> str:
         """Return the expression for a command or path, with `{expression}` and `$name` filled in.
@@ -85,31 +87,23 @@ class SetupCode:
 
     def _marked(self, text: str) -> tuple[str, list[tuple[str, str]]]:
         """Replace each secret by a mark; also return their variables and surrounding quotes."""
-        found = secrets.find_secrets(text) if self.hide else []
+        found = [] if self.secrets is None else find_secrets(text)
         variables = [
-            (
-                variable_for(secret.variable, text[secret.start : secret.end], self.secrets),
-                secret.quote,
-            )
+            (self.variable(secret.variable, text[secret.start : secret.end]), secret.quote)
             for secret in found
         ]
         for at, secret in reversed(list(enumerate(found))):
             text = text[: secret.start] + chr(_FIRST_MARK + at) + text[secret.end :]
         return text, variables
 
-
-def variable_for(name: str, value: str, taken: dict[str, str]) -> str:
-    """Add the variable for a secret to `taken`, renamed if another secret uses it; return it."""
-    known, count = name, 1
-    while taken.setdefault(name, value) != value:
-        count += 1
-        name = f"{known}_{count}"
-    return name
-
-
-def rename_secrets(line: str, names: Mapping[str, str]) -> str:
-    """Rename the variables from which a line of code reads secrets."""
-    return _READS_SECRET.sub(lambda match: f"_tpunb_setup_secret({names[match[1]]!r}", line)
+    def variable(self, name: str, value: str) -> str:
+        """Return the variable for a secret: `name`, with a number if another secret has it."""
+        assert self.secrets is not None
+        known, count = name, 1
+        while self.secrets.setdefault(name, value) != value:
+            count += 1
+            name = f"{known}_{count}"
+        return name
 
 
 def _expression(marked: str, variables: Sequence[tuple[str, str]], plain: bool) -> str:
@@ -149,9 +143,9 @@ def installs(command: str) -> bool:
     return bool(_INSTALLS.search(command) or _OF_SYSTEM.search(command))
 
 
-def line_code(special: Special, hide: bool = True) -> SetupCode | None:
+def line_code(special: Special, secrets: dict[str, str] | None) -> SetupCode | None:
     """Convert a shell line or line magic to Python; None if a script does not need it."""
-    code, name, argument = SetupCode(hide), special.name, special.argument
+    code, name, argument = SetupCode(secrets), special.name, special.argument
     if special.kind in ("shell", "capture") or name in ("system", "sx"):
         statement = _run(code, argument)
     elif name in _COMMANDS:
@@ -165,26 +159,26 @@ def line_code(special: Special, hide: bool = True) -> SetupCode | None:
         statement = _run(code, f"python -m uv {argument}")
     elif name in ("env", "set_env"):
         statement = _set_variable(code, argument)
-    elif name in ("cd", "pushd"):
-        statement = _change_folder(code, argument)
-    elif name == "popd":
-        statement = "_tpunb_setup_cd('-')"
+    elif name in magics.CHANGE_FOLDER:
+        statement = _change_folder(code, "-" if name == "popd" else argument)
     else:
         return None
     code.lines = [statement]
     return code if statement else None
 
 
-def output_code(command: str, hide: bool = True) -> SetupCode:
+def output_code(command: str, secrets: dict[str, str] | None) -> SetupCode:
     """Return the expression for `x = !command`."""
-    code = SetupCode(hide)
+    code = SetupCode(secrets)
     code.lines = [f"_tpunb_setup_output({code.command(command)})"]
     return code
 
 
-def cell_code(name: str, argument: str, body: Sequence[str], hide: bool = True) -> SetupCode | None:
+def cell_code(
+    name: str, argument: str, body: Sequence[str], secrets: dict[str, str] | None
+) -> SetupCode | None:
     """Convert a cell magic and its body, line for line; None if a script does not need it."""
-    code = SetupCode(hide)
+    code = SetupCode(secrets)
     if name in ("writefile", "file"):
         words = [word for word in argument.split() if word not in ("-a", "--append")]
         mode = "a" if len(words) < len(argument.split()) else "w"
@@ -229,9 +223,8 @@ def _set_variable(code: SetupCode, argument: str) -> str:
     name, value = name.strip(), value.strip()
     if not sign or not name or len(name.split()) > 1:
         return ""
-    if code.hide and secrets.is_secret_value(name, value):
-        code.secrets[name] = value
-        expression = secret_expression(name, plain=True)
+    if code.secrets is not None and is_secret_value(name, value):
+        expression = secret_expression(code.variable(name, value), plain=True)
     else:
         expression = code.command(value, plain=True)
     return f"os.environ[{code.command(name, plain=True)}] = {expression}"

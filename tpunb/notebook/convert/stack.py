@@ -42,6 +42,8 @@ _NEED_NO_GPU = {
     for name in ("is_available", "device_count", "manual_seed", "manual_seed_all", "empty_cache")
 }
 """They do nothing where there is no GPU, so many notebooks for TPUs have them too."""
+_CHOOSES_DEVICE = re.compile(r"\b(?:accelerate|accelerator|lightning|transformers|fastai)\b")
+"""What takes a GPU where there is one."""
 _SHARED = "DistributedDataParallel"
 _CATCH_IMPORT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
@@ -95,6 +97,17 @@ def written_for(cells: Sequence[str]) -> BackendName | None:
     if torch is not None and torch.certain and not gpu:
         return "torch"
     return next((name for name in ("xla", "torchtpu") if name in found), None)
+
+
+def names_cpu_only(cells: Sequence[str]) -> bool:
+    """True if code makes its process group with gloo, and neither it nor a library that it uses
+    would choose a GPU: its ranks belong on the CPU, also where there is a GPU.
+    """
+    found = [found for text in cells for _, found in _in_cell(text)]
+    free = {"torch.cuda", *_NEED_NO_GPU}  # the first is a part of each longer name
+    gpu = any("cuda" in f.found or "nccl" in f.found for f in found if f.found not in free)
+    gloo = any(f.certain and f.found == 'init_process_group("gloo")' for f in found)
+    return gloo and not gpu and not any(map(_CHOOSES_DEVICE.search, cells))
 
 
 @lru_cache(maxsize=2048)

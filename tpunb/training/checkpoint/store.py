@@ -16,8 +16,8 @@ different saves never form one checkpoint. The last hex digits are the CRC-32 of
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -27,6 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +40,8 @@ _NAME = re.compile(
 )
 _ABANDONED = 60.0
 """Seconds after which a temporary file that no process has locked was not created just now."""
+_ABANDONED_IN_BUCKET = 3600.0
+"""Seconds after which a temporary file in a bucket, which has no locks, is of no save."""
 
 
 @dataclass
@@ -77,9 +80,11 @@ class LocalStore:
 
     def list(self) -> list[str]:
         try:
-            return os.listdir(self._path)
+            names = os.listdir(self._path)  # not os.scandir, which a signal may leave open
         except FileNotFoundError:
             return []
+        paths = [self._path / name for name in names]
+        return [path.name for path in paths if path.is_symlink() or path.is_file()]
 
     def write(self, write: Callable[[IO[bytes]], str]) -> None:
         """Add a file, which appears when it is complete. `write` fills it and returns its name."""
@@ -117,11 +122,18 @@ class LocalStore:
                         path.unlink()
 
     def open(self, name: str) -> IO[bytes]:
+        """Open a file; a link that does not lead to one is empty."""
+        path = self._path / name
         # O_NONBLOCK: opening a FIFO would wait for its other end.
-        fd = os.open(self._path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if path.is_symlink():
+                return io.BytesIO()
+            raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file", str(self._path / name))
+            return io.BytesIO()
         return open(fd, "rb")
 
     def remove(self, names: Iterable[str]) -> None:
@@ -159,6 +171,7 @@ class RemoteStore:
 
     def write(self, write: Callable[[IO[bytes]], str]) -> None:
         self._system.makedirs(self._path, exist_ok=True)
+        self._sweep()
         path = f"{self._path}/{uuid.uuid4().hex}.tmp"
         try:
             file = self._system.open(path, "wb")
@@ -174,6 +187,15 @@ class RemoteStore:
             with contextlib.suppress(Exception):  # the first error is the one to report
                 self._system.rm_file(path)
             raise
+
+    def _sweep(self) -> None:
+        """Remove temporary files of saves that were killed: what is not is renamed at once."""
+        for name in filter(re.compile(r"[0-9a-f]{32}\.tmp").fullmatch, self.list()):
+            path = f"{self._path}/{name}"
+            with contextlib.suppress(Exception):  # another rank has removed it, or it has no time
+                age = datetime.now(timezone.utc) - self._system.modified(path)
+                if age.total_seconds() > _ABANDONED_IN_BUCKET:
+                    self._system.rm_file(path)
 
     def open(self, name: str) -> IO[bytes]:
         local: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it

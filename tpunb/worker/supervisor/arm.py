@@ -9,10 +9,13 @@ with their grace period. Standard library only.
 
 from __future__ import annotations
 
+import base64
 import logging
 import time
 
+from tpunb.runs import events
 from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
 from tpunb.runs.folder_stream import FolderStream
 from tpunb.runs.protocol import (
     AbandonAttempt,
@@ -20,12 +23,14 @@ from tpunb.runs.protocol import (
     AllFinished,
     BeginRun,
     CollectStacks,
+    FileGrown,
     ImportsFailed,
     Message,
     NodeHere,
     Outbox,
     RankStates,
     ShutDown,
+    StacksCollected,
     StartAttempt,
     StartNode,
 )
@@ -42,6 +47,8 @@ GONE = 30.0
 cut does not close at this end."""
 FAREWELL = 60.0
 """Seconds for the last messages."""
+LAST_FILES = 15.0
+"""Seconds, before them, for the last files of a run that was stopped."""
 
 
 class Arm:
@@ -55,6 +62,7 @@ class Arm:
         outbox: Outbox,
         clock: Clock = time.monotonic,
     ) -> None:
+        self._dir = run
         self.spec = run.read_spec()
         self.node = node
         self._outbox = outbox
@@ -63,10 +71,18 @@ class Arm:
         self._may_fork = self._ordered = False
         self._heard = self._looked = clock()
         self._said = float("-inf")
-        self._last: float | None = None
+        self._stopping = False
+        self._over: float | None = None
         """When everything was over here."""
-        node.report = outbox.send  # type: ignore[assignment]  # it reports nothing else
+        self._last: float | None = None
+        """When the last file was read."""
+        node.report = self._report  # type: ignore[assignment]  # it reports nothing else
         outbox.send(NodeHere(order.facts, time.time()))
+
+    def _report(self, message: Message) -> None:
+        if isinstance(message, StacksCollected):  # they come before this message
+            self._send_files()
+        self._outbox.send(message)
 
     def begin(self) -> None:
         """The fork server is ready."""
@@ -87,6 +103,7 @@ class Arm:
             case StartAttempt() | AbandonAttempt() | AllFinished():
                 self.node.decide(message)
             case ShutDown(grace, of_attempt):
+                self._stopping = self._stopping or not of_attempt
                 self.node.shut_down(grace, of_attempt=of_attempt)
             case CollectStacks(native):
                 self.node.collect_stacks(native=native)
@@ -130,14 +147,25 @@ class Arm:
     def _send_files(self) -> None:
         if self._last is not None or self._outbox.size > MOST_WAITING:
             return
+        now = self._clock()
         over = self.node.over  # checked before the files are read, so the last lines are read too
-        for change in self._stream.read(last=over):
+        if over and self._over is None:
+            self._over = now
+        late = self._stopping and self._over is not None and now - self._over > LAST_FILES
+        for change in () if late else self._stream.read(last=over):
             self._outbox.send(change)
             if self._outbox.size > MOST_WAITING:
                 return
+        if late:  # who stops a run does not wait for gigabytes of its output
+            self._outbox.send(self._incomplete())
         if over:
-            self._last = self._clock()
+            self._last = now
             self._stream.close()
+
+    def _incomplete(self) -> FileGrown:
+        note = Note(f"output is left out here; all of it is in {self._dir.path}", time.time())
+        data = base64.b64encode(f"\n{events.to_line(note)}".encode()).decode()
+        return FileGrown(self._dir.events.name, data)
 
     def close(self) -> None:
         self.node.close()

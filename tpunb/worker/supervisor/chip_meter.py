@@ -1,4 +1,4 @@
-"""Starts and ends the process that measures this host's chips (tpunb.machine.chip_meter)."""
+"""Starts and ends the process that measures chips or GPUs (tpunb.machine.chip_meter)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpunb.utils.processes import Process
 
 PORTS = "TPU_RUNTIME_METRICS_PORTS"
 """libtpu's variable: the ports on which the processes of this host serve their chips' metrics."""
-LIBRARY = "tpu_info"
+LIBRARIES = {"TPU": "tpu_info", "GPU": "pynvml"}
 _METER = (
     "import sys; sys.path[0] = sys.argv.pop(1); "
     "from tpunb.machine import chip_meter; chip_meter.main()"
@@ -26,10 +26,12 @@ _METER = (
 class MeterProcess:
     """The chip meter of one run on this host."""
 
-    def __init__(self, run: RunDir, ports: str) -> None:
+    def __init__(self, run: RunDir, device: str, env: Mapping[str, str]) -> None:
         """Start the process. Raises OSError if it cannot be started."""
+        which = env.get("CUDA_VISIBLE_DEVICES", "all") if device == "GPU" else env.get(PORTS, "")
+        asked = [str(run.path), device, which, str(os.getpid())]
         self._popen = subprocess.Popen(
-            [sys.executable, "-c", _METER, PACKAGE_ROOT, str(run.path), ports, str(os.getpid())],
+            [sys.executable, "-c", _METER, PACKAGE_ROOT, *asked],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -47,11 +49,10 @@ class MeterProcess:
 
 
 def start_meter(run: RunDir, device: str, env: Mapping[str, str]) -> MeterProcess | None:
-    """Start a meter; None without chips, or without the library that reads their metrics."""
-    if device != "TPU" and PORTS not in env:
-        return None
-    if importlib.util.find_spec(LIBRARY) is None:
+    """Start a meter; None without chips and GPUs, or without the library that measures them."""
+    measured = "TPU" if PORTS in env else device
+    if measured == "CPU" or importlib.util.find_spec(LIBRARIES[measured]) is None:
         return None
     with contextlib.suppress(OSError):  # no memory for the process: nothing is shown
-        return MeterProcess(run, env.get(PORTS, ""))
+        return MeterProcess(run, measured, env)
     return None

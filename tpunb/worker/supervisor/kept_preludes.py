@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from socket import socket, socketpair
 
 from tpunb.runs.directory import RunDir
+from tpunb.runs.events import Note
 from tpunb.runs.protocol import OrderChannel, PreludeKept
 from tpunb.runs.spec import Block, RunSpec
 from tpunb.utils import env_vars, memory, processes
@@ -48,6 +49,8 @@ class KeptCell:
     number: int | None
     """The execution count: it changes when the cell is executed again in the kernel."""
     source: str
+    cwd: str
+    """The folder in which it runs; '' if that makes no difference."""
     values: bool = False
     """It is another train cell, of which only the values are read, or assigns parameters: it is
     not named as one that runs."""
@@ -63,7 +66,7 @@ class PreludeInputs:
     """Everything that determines the state after a prelude."""
 
     surroundings: Mapping[str, object]
-    """By name: working directory, environment variables, and the like."""
+    """By name: `sys.path`, environment variables, and the like."""
     cells: tuple[KeptCell, ...]
     blocks: tuple[Block, ...]
     """The blocks of these cells in the run's script."""
@@ -91,13 +94,17 @@ class PreludeInputs:
             if name not in env_vars.PER_RUN and value not in set_by_imports.get(name, ())
         }
         surroundings = {
-            "the working directory": spec.cwd,
             "sys.path": spec.sys_path,
             "the device": (spec.device, spec.spmd),
             **variables,
         }
         cells = tuple(
-            KeptCell(block.number, "\n".join(lines[block.first - 1 : block.last]), block.values)
+            KeptCell(
+                block.number,
+                "\n".join(lines[block.first - 1 : block.last]),
+                "" if block.values else block.cwd or spec.cwd,
+                block.values,
+            )
             for block in blocks
         )
         return cls(surroundings, cells, blocks, str(run.script))
@@ -173,12 +180,12 @@ class KeptPreludes:
         return [kept.process for kept in self._kept]
 
     def begin(
-        self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[str], None]
+        self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[Note], None]
     ) -> Waiting | None:
         """Take the kept prelude with most of a run's first cells, the fork server if none fits.
 
         Records in the run's spec.json from which files its cells were compiled, and ends the kept
-        preludes that are out of date. `tell` gets the line for the user.
+        preludes that are out of date. `tell` gets the note for the user.
         """
         inputs, before = PreludeInputs.of_run(run, spec, env, self.set_by_imports), self._inputs
         reason = "" if before is None else _difference(before, inputs)
@@ -193,7 +200,7 @@ class KeptPreludes:
         ran = 0 if best is None else best.ran
         line = _describe(inputs.cells, ran, reason or self._reason)
         if line and (before_kept or self._reason):
-            tell(line)
+            tell(Note(line, minor=True))
         self._inputs, self._reason = inputs, ""
         self._origins, self._taken = inputs.origins(), ran
         if best is None:
@@ -287,8 +294,8 @@ class KeptPreludes:
         longest = max(kept.ran for kept in self._kept)
         server, kept = self.fork_server.process, self.processes
         used = memory.added_memory(server.pid, [process.pid for process in kept])
-        cells = _count(self._inputs.cells[:longest], self._inputs.cells)
-        return f"kept for the next run: {cells} ({size(used)})"
+        cells = _count(self._inputs.cells[:longest])
+        return f"kept for the next run: {cells} cells ({size(used)})"
 
     def end_all(self, reason: str) -> None:
         """End all kept preludes, for a reason that the next run shows."""
@@ -368,30 +375,18 @@ def _first_difference(old: Sequence[KeptCell], new: Sequence[KeptCell]) -> int |
 
 
 def _describe(cells: Sequence[KeptCell], ran: int, reason: str) -> str:
-    """'prelude: the first 3 cells kept, 2 run: cell [4] has changed'; '' without cells to name.
+    """'prelude: 3 of 5 cells reused: cell [4] has changed'; '' without cells to name.
 
     Numbers of cells are execution counts, which are in no order: the cells are counted instead.
     """
-    own = [cell for cell in cells if not cell.values]
-    runs = [cell for cell in cells[ran:] if not cell.values]
-    if not own:
-        return ""
-    if not runs:
-        return f"prelude: {_count(own, own)} reused from the previous run"
-    again = f"cell {runs[0].name} runs" if len(runs) == 1 else f"{len(runs)} cells run"
-    kept = f"{_count(cells[:ran], cells)} kept, " if len(own) > len(runs) else ""
-    return f"prelude: {kept}{again}{f': {reason}' if reason else ''}"
+    kept, own = _count(cells[:ran]), _count(cells)
+    why = f": {reason}" if reason and kept < own else ""
+    return f"prelude: {kept} of {own} cells reused{why}" if own else ""
 
 
-def _count(kept: Sequence[KeptCell], cells: Sequence[KeptCell]) -> str:
-    """'cell [3]', 'both cells', 'the first 3 cells', of those that are no train cells."""
-    own = [cell for cell in cells if not cell.values]
-    first = [cell for cell in kept if not cell.values]
-    if len(own) == 1 and first:
-        return f"cell {own[0].name}"
-    if len(first) == len(own):
-        return "both cells" if len(own) == 2 else f"all {len(own)} cells"
-    return "the first cell" if len(first) == 1 else f"the first {len(first)} cells"
+def _count(cells: Sequence[KeptCell]) -> int:
+    """The number of cells that are no train cells."""
+    return sum(not cell.values for cell in cells)
 
 
 def _memory_is_scarce() -> bool:

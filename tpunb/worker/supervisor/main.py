@@ -30,6 +30,7 @@ from typing import IO
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note, Phase
 from tpunb.runs.protocol import (
+    Alive,
     Broken,
     ForkRunner,
     ImportLibraries,
@@ -60,7 +61,7 @@ from tpunb.utils.files import PACKAGE_ROOT, LineTail
 from tpunb.utils.processes import Process
 from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
-from tpunb.worker.supervisor.arm import Arm
+from tpunb.worker.supervisor.arm import FAREWELL, Arm
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPreludes, Waiting
@@ -97,6 +98,7 @@ class QueuedRun:
         self.env = order.env
         self.detached = isinstance(order, StartRun) and order.detached
         self.ahead = isinstance(order, StartRun) and order.ahead
+        self.is_on_hosts = isinstance(order, StartNode) or order.pod is not None
         self.spec = self.dir.read_spec()
         self._ordered = time.time()
         self._requests = LineTail(self.dir.requests)
@@ -269,6 +271,7 @@ class Supervisor:
                 self._start_next()
                 self._look_after_kept()
             log.info("leaving: %s", self.leaving)
+            self._outbox.drain(FAREWELL)
         except BaseException:
             log.exception("the supervisor has failed")
             raise
@@ -298,7 +301,8 @@ class Supervisor:
         sources = [self._wake, self.reports.fd]
         sources += [] if self.hosts is None else self.hosts.descriptors
         sources += [] if self.kernel.closed else [self.kernel.fd]
-        readable = wait_readable(sources, TICK if self._busy else self._patience())
+        patience = TICK if self._busy else self._patience()
+        readable = wait_readable(sources, patience, writable=self._outbox.descriptor)
         if self._wake in readable and signal.SIGTERM in os.read(self._wake, 1 << 16):
             self._leave("the supervisor was terminated (SIGTERM)")
         if self.reports.fd in readable:
@@ -392,6 +396,8 @@ class Supervisor:
                         self._stop(queued, stop)
             case _ if isinstance(self.run, Arm):
                 self.run.on_order(message)
+            case Alive():  # while this host's part waits for its turn
+                self._outbox.send(message)
             case ShutDown():  # before it was this run's turn on its device
                 for queued in self._runs():
                     self._stop(queued, Stop())
@@ -497,7 +503,7 @@ class Supervisor:
         order = ForkRunner(str(folder.path), env, replicate, self.kept.next_copy, queued.ahead)
         if replicate is None and not isinstance(start, StartNode):
             spec = run.spec
-            taken = self.kept.begin(folder, spec, env, lambda line: queued.emit(Note(line)))
+            taken = self.kept.begin(folder, spec, env, queued.emit)
             with contextlib.suppress(OSError, ValueError):
                 run.spec = folder.read_spec()
             cells = sum(block.role == "prelude" for block in spec.blocks)
@@ -589,7 +595,7 @@ class Supervisor:
             return
         self._send(RunFinished(str(queued.dir.path)))
         self._log.close_run(queued.dir.path)
-        if queued.detached or isinstance(queued.order, StartNode):
+        if queued.detached or queued.is_on_hosts:
             self.leaving = self.leaving or "its only run has ended"
 
     def _on_fork_server_end(self, process: Process) -> None:

@@ -204,10 +204,10 @@ class LocalNode(Node):
     def _begin_shutdown(self, first: list[Process | None]) -> None:
         self._shutdown = ShutdownSequence(
             [process for process in first if process is not None],
-            self._all_processes,
+            self._processes_to_end,
             parent=self._runner,
             grace=self._grace,
-            on_step=lambda step: self.report(SignalSent(step)),
+            on_step=lambda step: self.report(SignalSent(step, time.time())),
             clock=self._clock,
         )
 
@@ -231,6 +231,16 @@ class LocalNode(Node):
         """Every process of the run: all below this process except the spared ones."""
         spared = [*self._spared(), None if self._meter is None else self._meter.process]
         return [p for p in processes.descendants(os.getpid()) if p not in spared]
+
+    def _processes_to_end(self) -> list[Process]:
+        """All of the run; if only an attempt is ended, not what the runner has forked since."""
+        left = self._all_processes()
+        if self._order is None or not self._order.of_attempt or self._runner is None:
+            return left
+        ranks = [process for process in self._ranks.values() if process is not None]
+        known = {*ranks, *(each for rank in ranks for each in processes.descendants(rank.pid))}
+        later = [p for p in processes.descendants(self._runner.pid) if p not in known]
+        return [process for process in left if process not in later]
 
     def states(self) -> list[RankState]:
         living = self._living()

@@ -45,6 +45,8 @@ AROUND = 2
 """Lines of the cell that are kept before and after the line that failed."""
 LONGEST = 120
 """Characters that are kept of each such line."""
+MOST_RECORDS = 10**12
+"""The most lost records of a rank that are believed: its file may be damaged."""
 LOG_END = 1_000_000
 """Bytes of the end of a process's output that are searched. The whole may be gigabytes."""
 
@@ -153,7 +155,7 @@ def build_result(run: RunDir, spec: RunSpec, seen: RunObservation) -> RunResult:
         ),
         different_models=_compare_models(run, seen.attempt, ranks) if succeeded else None,
         lost_records=sum(
-            beat.lost_records
+            min(beat.lost_records, MOST_RECORDS)
             for rank in ranks
             if (beat := read_heartbeat(run.heartbeat(seen.attempt, rank))) is not None
         ),
@@ -179,7 +181,7 @@ def _state(seen: RunObservation, failures: list[Failure]) -> RunState:
     if seen.hang is not None:
         return RunState.HUNG
     stop = seen.stop
-    failed_first = bool(failures) and failures[0].time < seen.stopped
+    failed_first = bool(failures) and failures[0].time <= seen.stopped
     if failed_first or (failures and stop is not None and stop.for_failed_peer):
         return RunState.FAILED
     if stop is not None and not stop.for_failed_peer:
@@ -335,7 +337,7 @@ def _crash(path: Path, lines: CellLines) -> tuple[int | None, int | None, str]:
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return None, None, ""
     place: tuple[int | None, int | None] = (None, None)
     stack: list[str] = []

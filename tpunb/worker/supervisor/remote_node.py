@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import IO
 
 from tpunb.runs.directory import RunDir
-from tpunb.runs.events import Phase
+from tpunb.runs.events import Note, Phase
 from tpunb.runs.folder_stream import MOST, UnionFolder
 from tpunb.runs.protocol import (
     AbandonAttempt,
@@ -47,12 +47,13 @@ from tpunb.runs.protocol import (
     RunFinished,
     RunnerEnded,
     ShutDown,
+    SignalSent,
     StartAttempt,
     StopRanks,
 )
 from tpunb.runs.result import Failure
 from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec
-from tpunb.utils import files, records
+from tpunb.utils import files, processes, records
 from tpunb.worker.supervisor.nodes import Clock, Decision, Node, NodeLost
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,9 @@ class RemoteNode(Node):
         self._memory: dict[int, int] = {}
         """The ranks' memory as last written, in MEMORY_STEPs."""
         self._attempt = 0
+        self._stopping = False
+        """It was notified to end; otherwise it ends only after its runner."""
+        self._retries = spec.retries
         self._heard = self._looked = self._said = clock()
 
     @property
@@ -109,8 +113,8 @@ class RemoteNode(Node):
 
     def connect(self) -> None:
         """Start the command that runs `tpunb node` on the host."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         try:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
             self._process = subprocess.Popen(
                 self._order.command,
                 stdin=subprocess.PIPE,
@@ -119,7 +123,8 @@ class RemoteNode(Node):
                 start_new_session=True,
             )
         except OSError as error:
-            self._errors.close()
+            if self._errors is not None:
+                self._errors.close()
             self._lose(f"{self._order.command[0]} cannot be started: {error.strerror}")
             return
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -143,6 +148,7 @@ class RemoteNode(Node):
 
     def shut_down(self, grace: float, *, of_attempt: bool = False) -> None:
         self._send(ShutDown(grace, of_attempt))
+        self._stopping = self._stopping or not of_attempt
         if not self.here:  # nothing has begun there, and the end of its input ends it
             self.ended = self.over = True
             self._disconnect()
@@ -180,7 +186,7 @@ class RemoteNode(Node):
             self._lose(f"no sign of life for {silent:.0f} s")
 
     def _take(self, message: Message) -> None:
-        if not isinstance(message, FileGrown | FileReplaced | RankStates):
+        if not isinstance(message, FileGrown | FileReplaced | RankStates | Alive):
             log.info("%s: %s", self.name, message)
         match message:
             case FileGrown() | FileReplaced():
@@ -196,13 +202,19 @@ class RemoteNode(Node):
                 self.report(message)
             case RankExited(rank) if rank not in self.ranks:
                 pass
+            case RanksForked(attempt, pids) if attempt not in range(self._retries + 1) or len(
+                pids
+            ) != len(self.ranks):
+                log.warning("%s: there are no such ranks", self.name)
             case RanksForked(attempt):  # they write into other folders than those before
                 self._attempt, self._states = attempt, ()
                 self._memory.clear()
                 self.report(message)
-            case RankExited() | RunnerEnded():
+            case RankExited() | RunnerEnded() | SignalSent():
                 self.ended = self.ended or isinstance(message, RunnerEnded)
-                self.report(replace(message, time=message.time - (self._union.ahead or 0.0)))
+                self.report(replace(message, time=self._time_here(message.time)))
+            case RunFinished() if not self.ended and not self._stopping:
+                self._lose("it has ended by itself")
             case RunFinished():
                 self.ended = self.over = True
                 self._disconnect()
@@ -217,10 +229,14 @@ class RemoteNode(Node):
         ahead = sent - time.time()
         self._union.ahead = ahead if self._union.ahead is None else max(ahead, self._union.ahead)
 
+    def _time_here(self, sent: float) -> float:
+        """The time by this machine's clock. What has been reported is past."""
+        return min(max(sent - (self._union.ahead or 0.0), 0.0), time.time())
+
     def _write_memory(self) -> None:
         for state in self._states:
             steps = state.memory // MEMORY_STEP
-            if steps != self._memory.get(state.rank):
+            if steps != self._memory.get(state.rank) and self._dir.path.exists():
                 self._memory[state.rank] = steps
                 with contextlib.suppress(OSError):  # a full disk: the memory is not shown
                     path = self._dir.memory(self._attempt, state.rank)
@@ -281,6 +297,8 @@ class Hosts:
         ]
         self._dir = run
         self._pod = pod
+        self._queues = spec.device == "TPU"
+        self._connected = 0
         self._facts: dict[int, Mapping[str, str]] = {}
         self._command: subprocess.Popen[bytes] | None = None
         """The command that is copying files."""
@@ -299,16 +317,22 @@ class Hosts:
     def can_begin(self) -> bool:
         """Advance the start; True once all hosts are here. Raises RefusedError."""
         if not self._sent:
-            if self._command is None:
-                self._start(self._pod.send)
+            try:
+                if self._command is None:
+                    self._start(self._pod.send)
+            except OSError as error:
+                raise RefusedError((None, f"the files cannot be sent: {error}")) from None
             if (code := self._exit_code()) is None:
                 return False
             if code:
                 raise RefusedError(*self._problems(code))
             self._sent = True
-            for node in self.nodes:
-                node.connect()
             self._say_missing()
+        # Runs queue for host 0's TPU first: two that begin at once do not wait for each other.
+        reached = self.nodes if self._facts or not self._queues else self.nodes[:1]
+        for node in reached[self._connected :]:
+            node.connect()
+        self._connected = max(self._connected, len(reached))
         for node in self.nodes:
             node.step()
         if len(self._facts) < len(self.nodes):
@@ -352,16 +376,23 @@ class Hosts:
         """Fetch large results after the run, if there are any and they are wanted; True at last."""
         if self._fetched or not wanted or not self._pod.fetch:
             return True
-        if self._command is None:
-            self._start(self._pod.fetch)
+        try:
+            if self._command is None:
+                self._start(self._pod.fetch)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._dir.emit(Note(f"what the run returns cannot be fetched: {error}"))
+            return True
         self._fetched = self._exit_code() is not None
         return self._fetched
 
     def close(self) -> None:
         """End a command that is still running."""
         if self._command is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has started ssh for each host
-                os.killpg(self._command.pid, signal.SIGKILL)
+            below = processes.descendants(self._command.pid)  # ssh for each host
+            self._command.kill()
+            for process in below:
+                processes.send_signal(process, signal.SIGKILL)
             self._command.wait()
         self._output.close()
 

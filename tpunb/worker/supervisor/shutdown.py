@@ -4,7 +4,9 @@
       │         wait for the grace period, or until they and the runner are gone
     SIGTERM   to every process left but the runner, which ends after its ranks
       │         wait for TERM_WAIT
-    SIGKILL   to every process left, repeated at each `advance`
+    SIGKILL   to every process left but the runner, repeated at each `advance`
+      │         wait for PARENT_WAIT: the runner ends, or begins another attempt
+    SIGKILL   to the runner
       │
     done      as soon as no process is left, after any step
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 
 TERM_WAIT = 0.4
 """Seconds between SIGTERM and SIGKILL: enough to run a handler, not to save again."""
+PARENT_WAIT = 30.0
+"""Seconds that the runner has after its ranks: those of other hosts may still end."""
 
 
 class ShutdownSequence:
@@ -58,9 +62,11 @@ class ShutdownSequence:
         self._clock = clock
         self._next = "SIGINT"
         self._deadline = 0.0
+        self._parent_deadline: float | None = None
+        self._patient = True
 
     def skip_grace_period(self) -> None:
-        self._grace = 0.0
+        self._grace, self._patient = 0.0, False
         if self._next == "SIGTERM":
             self._deadline = float("-inf")
 
@@ -85,11 +91,16 @@ class ShutdownSequence:
             self._signal([p for p in left if p != self._parent], signal.SIGTERM)
             self._next, self._deadline = "SIGKILL", now + self._term_wait
         elif now >= self._deadline:
+            others = [process for process in left if process != self._parent]
+            if self._parent_deadline is None or others:
+                self._parent_deadline = now + PARENT_WAIT
+            if self._patient and not others and now < self._parent_deadline:
+                return False
             if self._next == "SIGKILL":
                 self._on_step("SIGKILL")
                 self._next = "SIGKILL again"
             # A process can be forked between listing and killing: kill until none is left.
-            self._signal(left, signal.SIGKILL)
+            self._signal(others if self._patient and others else left, signal.SIGKILL)
         return False
 
     @staticmethod

@@ -131,6 +131,7 @@ class Supervision:
         self._report_stacks: Callable[[], None] = lambda: None
         """Called once the stacks have been collected."""
         self._host_failures: list[Failure] = []
+        self._fetches = True
         self._numbers_said = False
 
     @property
@@ -181,8 +182,8 @@ class Supervision:
                     )
             case RunnerEnded():
                 self._on_runner_end(node, report)
-            case SignalSent(step):
-                self._on_signal_sent(node, step)
+            case SignalSent(step, at):
+                self._on_signal_sent(node, step, at)
             case StacksCollected():
                 self._on_stacks(node)
             case Preempted(notice):
@@ -315,10 +316,13 @@ class Supervision:
             self.stop(Stop(StopCause.PEER_FAILED, f"{name} has ended before the others"))
 
     def _on_node_lost(self, node: Node, reason: str, at: float) -> None:
+        self._collecting.discard(node.number)
+        self._fail_host(node, reason, at)
+
+    def _fail_host(self, node: Node, reason: str, at: float) -> None:
         name = self.spec.hosts[node.number]
         text = f"host {name} {reason}"
         log.warning("%s", text)
-        self._collecting.discard(node.number)
         self._host_failures.append(Failure.of(FailureKind.HOST_LOST, text, time=at, host=name))
         self.stop(Stop(StopCause.HOST_LOST, text))
 
@@ -328,10 +332,13 @@ class Supervision:
             return  # perhaps the SIGTERM of the shutdown sequence, which a retry may follow
         if self._hang_found and self._collecting:
             self._finish_stacks()  # with the stacks that have arrived
+        if all(node.over for node in self.nodes):
+            self._fetches = False  # there is nothing else to stop
         self._shut_down(stop)
 
     def _note_stop(self, stop: Stop) -> None:
-        self._stop, self._stopped = stop, time.time()
+        # What follows from the end of a peer follows from a stop, too, if another comes later.
+        self._stop, self._stopped = stop, min(self._stopped, time.time())
 
     def _shut_down(self, stop: Stop) -> None:
         if self._stop is None or (
@@ -342,8 +349,11 @@ class Supervision:
         for node in self.nodes:
             node.shut_down(grace)
 
-    def _on_signal_sent(self, node: Node, step: str) -> None:
+    def _on_signal_sent(self, node: Node, step: str, at: float) -> None:
         """Report each step once in a run: a sequence restarted for ranks just forked is no news."""
+        if self._stop is None:  # it was terminated there, or has not heard this process for long
+            self._fail_host(node, "has stopped its ranks by itself", at)
+            self._stopped = at
         is_news = not any(step in sent for sent in self._signals_sent.values())
         self._signals_sent[node.number].add(step)
         if is_news:
@@ -378,7 +388,7 @@ class Supervision:
         if not all(node.over for node in self.nodes):
             return False
         if self._hosts is not None:
-            wanted = self._begun and not self._host_failures
+            wanted = self._begun and self._fetches and not self._host_failures
             if not self._hosts.has_fetched(wanted=wanted):
                 return False
         self._finish()
@@ -498,7 +508,7 @@ class Supervision:
             if host.problem:
                 self._emit(Note(f"the copy of {host.name}'s files is incomplete: {host.problem}"))
         if kept := self._kept():
-            self._emit(Note(kept))
+            self._emit(Note(kept, minor=True))
         result = self._result()
         try:
             self.dir.write_result(result)

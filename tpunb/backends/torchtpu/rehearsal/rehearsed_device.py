@@ -12,7 +12,8 @@ import torch
 
 from tpunb.backends.torchtpu import loading
 from tpunb.backends.torchtpu.rehearsal.aliases import check_layout, on_tpu, to_cpu, to_tpu
-from tpunb.utils.errors import INSTALL_TORCH, SetupError
+from tpunb.utils.errors import SetupError
+from tpunb.utils.install_commands import INSTALL_TORCH
 
 __all__ = ["install", "is_installed", "on_tpu", "to_cpu", "to_tpu"]
 

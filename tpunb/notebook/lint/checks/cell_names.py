@@ -134,13 +134,12 @@ def _words_of_magics(cell: ParsedCell) -> set[str]:
 
 
 def _expects_name_error(site: Site) -> bool:
-    """Whether a handler around a site catches a NameError."""
-    return any(
-        handler.type is None or "nameerror" in words(handler.type)
-        for frame in site.frame.outward()
-        if isinstance(frame.node, ast.Try) and frame.part == "body"
-        for handler in frame.node.handlers
-    )
+    """Whether a handler around a site, or contextlib.suppress, catches a NameError."""
+    around = [frame.node for frame in site.frame.outward() if frame.part == "body"]
+    caught = [handler.type for node in around for handler in getattr(node, "handlers", ())]
+    withs = [node for node in around if isinstance(node, ast.With | ast.AsyncWith)]
+    caught += [item.context_expr for node in withs for item in node.items]
+    return any(kind is None or "nameerror" in words(kind) for kind in caught)
 
 
 @Rule(

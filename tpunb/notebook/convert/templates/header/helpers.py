@@ -122,13 +122,12 @@ def _tpunb_setup_once(what, do, needed=False):
 
 def _tpunb_setup_cd(path):
     """Change the working directory as `%cd` does; `-` goes back."""
-    if _TPUNB_STATE["training"] or not _TPUNB_STATE["done"]:
-        there = os.environ.get("OLDPWD", ".") if path == "-" else path or "~"
-        try:
-            os.environ["OLDPWD"] = os.getcwd()
-            os.chdir(os.path.expanduser(there))
-        except OSError as error:  # as in IPython, the cell continues
-            print(error)
+    there = os.environ.get("OLDPWD", ".") if path == "-" else path or "~"
+    try:
+        os.environ["OLDPWD"] = os.getcwd()
+        os.chdir(os.path.expanduser(there))
+    except OSError as error:  # as in IPython, the cell continues
+        print(error)
 
 
 def _tpunb_setup_time(magic):
