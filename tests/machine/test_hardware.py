@@ -42,7 +42,7 @@ def test_a_tpu_that_is_not_used(tmp_path: Path) -> None:
         made.env["PJRT_DEVICE"] = "CPU"
         found = look(made)
     assert ids(found) == ([], ["tpu-not-used"])
-    assert (found.machine.device, found.cores) == ("CPU", 4)
+    assert (found.machine.device, found.cores) == ("CPU", found.machine.default_cores)
 
 
 def test_a_container_without_the_device_files(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.pods import ReachedPod, tpu
+from tpunb.machine.machine import detect_machine
 from tpunb.places import check
 from tpunb.places.check import inspect_place
 
@@ -21,7 +23,8 @@ def test_doctor_of_connected_hosts_is_ready(pod: ReachedPod) -> None:
     assert [line.split()[:2] for line in lines[3:5]] == [
         [host.name, host.address] for host in pod.pod.hosts
     ]
-    assert lines[-1] == "ready: %%tpu_train --on pod runs on 8 rehearsal cores on 2 hosts"
+    cores = 2 * detect_machine(os.environ).default_cores
+    assert lines[-1] == f"ready: %%tpu_train --on pod runs on {cores} rehearsal cores on 2 hosts"
 
 
 @pytest.mark.parametrize("device", ["CPU", "TPU"])
