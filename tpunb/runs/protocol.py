@@ -536,13 +536,15 @@ class Outbox:
         return len(self._waiting)
 
     def send(self, message: Message) -> None:
-        self._waiting += encode_message(message)
-        self.flush()
+        """Write a message, at once or later. Once the reader is gone, it is dropped."""
+        if not self.closed:
+            self._waiting += encode_message(message)
+            self.flush()
 
     def flush(self) -> None:
         """Write as much as the pipe takes now."""
         try:
-            while self._waiting and not self.closed:
+            while self._waiting:
                 del self._waiting[: os.write(self._fd, self._waiting[: 1 << 16])]
         except BlockingIOError:
             pass

@@ -286,5 +286,7 @@ def test_an_outbox_never_waits_for_its_reader(make: Make) -> None:
     assert read[-1] == RanksForked(1999, list(range(50)))
     os.close(reading)
     outbox.send(AllFinished())
+    outbox.send(AllFinished())
     assert outbox.closed
+    assert (outbox.size, outbox.descriptor) == (0, None)  # nothing to wait for
     os.close(writing)
