@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -71,8 +72,13 @@ def left_below(supervisor: int) -> list[Process]:
 
 
 def fork_server(supervisor: int) -> Process | None:
-    """The oldest process below a supervisor: all others are forks of it."""
-    return min(processes.descendants(supervisor), key=lambda each: each.started, default=None)
+    """The one process below a supervisor that shares its lifeline, its standard input."""
+    for process in processes.descendants(supervisor):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lifeline = Path(f"/proc/{supervisor}/fd/0").readlink()
+            if lifeline in [fd.readlink() for fd in Path(f"/proc/{process.pid}/fd").iterdir()]:
+                return process
+    return None
 
 
 def is_kept(process: Process) -> bool:

@@ -34,12 +34,12 @@ from tpunb.runs.protocol import (
     RankExited,
     RanksForked,
     RunnerExits,
-    RunnerForked,
     StartAttempt,
     StopRanks,
 )
 from tpunb.runs.spec import PhaseKind
 from tpunb.utils import env_vars, files, processes
+from tpunb.worker.prelude import Copy, PreludeCopier
 
 ROOT = str(Path(__file__).resolve().parents[2])
 _PATH = f"import sys; sys.path.insert(0, {ROOT!r}); "
@@ -82,38 +82,31 @@ def _own_locks() -> Path:
 
 def serve() -> None:
     """The fork server."""
-    parent, writer, _ = (int(argument) for argument in sys.argv[-3:])
+    parent, writer, lifeline = (int(argument) for argument in sys.argv[-3:])
     processes.die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reports = MessageWriter(writer)
     orders = OrderChannel(socket(fileno=os.dup(0)))
     orders.receive()
     reports.send(LibrariesImported({}))
-    while (received := orders.receive()) is not None:
-        order, sockets = received
-        assert isinstance(order, ForkRunner)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        fork, tell = os.fork, lambda pid: reports.send(RunnerForked(pid))
-        if processes.fork_orphan(fork, tell) == 0:
-            orders.close()
-            processes.die_with_adopter(parent)
-            # A run of one host has sockets for copies of the runner, which this one leaves none of.
-            joined = order.node_rank is not None and sockets
-            _Runner(order, OrderChannel(sockets[0]) if joined else None, reports).main()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for each in sockets:
-            each.close()
+    Copy(None, reports, parent, _begin, lifeline=lifeline).wait(orders)
+
+
+def _begin(order: ForkRunner, copier: PreludeCopier, copy: Copy) -> NoReturn:
+    # A run of one host has sockets for copies of the runner, which this one leaves none of.
+    decisions = None if order.node_rank is None else copier.take_socket()
+    copier.close()
+    _Runner(order, decisions, copy).main()
 
 
 class _Runner:
-    def __init__(
-        self, order: ForkRunner, decisions: OrderChannel | None, reports: MessageWriter
-    ) -> None:
+    def __init__(self, order: ForkRunner, decisions: OrderChannel | None, copy: Copy) -> None:
         self.run = RunDir(order.dir)
         self.spec = self.run.read_spec()
         self.ranks = self.spec.ranks_on(order.node_rank or 0)
         self.decisions = decisions
-        self.reports = reports
+        self.reports = copy.reports
+        self.await_successor = copy.await_successor
         self.abandoned = -1
         self.all_finished = decisions is None
         os.environ.clear()
@@ -123,8 +116,7 @@ class _Runner:
     def main(self) -> NoReturn:
         code = 1
         try:
-            os.setsid()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
             os.chdir(self.spec.cwd)
             code = 0 if self.attempts() else 1
         except KeyboardInterrupt:
@@ -132,6 +124,7 @@ class _Runner:
         except BaseException:
             traceback.print_exc()
         finally:
+            self.await_successor()
             self.reports.send(RunnerExits(code))
             os._exit(code)
 

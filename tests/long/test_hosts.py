@@ -48,7 +48,6 @@ def test_a_node_that_is_stopped_is_lost_and_leaves_nothing(make: Make) -> None:
     result = run.wait(120)
     assert result.failure is not None
     assert result.failure.headline().startswith("host h1 was lost: no sign of life for ")
-    os.kill(run.supervisor_of(1), signal.SIGCONT)  # what is torchless has no such fork server
     until(lambda: not run.left())
 
 

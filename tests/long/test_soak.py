@@ -108,13 +108,13 @@ def test_soak_many_runs_of_one_launcher_leak_nothing(tmp_path: Path, own_tempora
     driver = Driver(tmp_path / "runs")
     driver.warm()
     supervisor = driver.supervisor_pid
-    server = fork_server(supervisor)
-    assert server is not None
-    everyone = {
-        "the kernel": os.getpid(),
-        "the supervisor": supervisor,
-        "the fork server": server.pid,
-    }
+
+    def everyone() -> dict[str, TpuUsers]:
+        server = fork_server(supervisor)  # after each run another one, a fork of the one before
+        assert server is not None
+        pids = (os.getpid(), supervisor, server.pid)
+        return dict(zip(("kernel", "supervisor", "fork server"), map(holding, pids), strict=True))
+
     early: dict[str, TpuUsers] = {}
     files: list[str] = []
     for number in range(1, RUNS + 1):
@@ -122,12 +122,12 @@ def test_soak_many_runs_of_one_launcher_leak_nothing(tmp_path: Path, own_tempora
         assert seen.result.state == STATES[number % 5], seen.result.explain()
         del seen
         if number == EARLY:
-            early = {name: holding(pid) for name, pid in everyone.items()}
+            early = everyone()
             files = sorted(os.listdir(own_temporary))
     assert driver.supervisor_pid == supervisor
-    for name, pid in everyone.items():
-        no_more(early[name], holding(pid), name)
-    assert early["the supervisor"].zombies == early["the fork server"].zombies == 0
+    for name, late in everyone().items():
+        no_more(early[name], late, name)
+    assert early["supervisor"].zombies == early["fork server"].zombies == 0
     assert sorted(os.listdir(own_temporary)) == files
     driver.launcher.close()
     until(lambda: not os.listdir(own_temporary), "nothing is left in temporary files")

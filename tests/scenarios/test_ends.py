@@ -151,10 +151,11 @@ def test_suspended_supervisor_is_noted(driver: Driver) -> None:
     assert run.result().state == "succeeded"
 
 
-def test_suspended_fork_server_is_continued_for_a_run(driver: Driver) -> None:
+def test_earlier_signals_to_the_fork_server_do_not_end_a_run(driver: Driver) -> None:
     server = fork_server(driver.supervisor_pid)
     assert server is not None
-    os.kill(server.pid, signal.SIGSTOP)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGSTOP):
+        os.kill(server.pid, number)
     assert driver.run([], "print('next')", ranks=1).result.state == "succeeded"
 
 

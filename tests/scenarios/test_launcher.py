@@ -515,18 +515,22 @@ def test_ranks_have_the_umask_of_the_kernel(driver: Driver) -> None:
     assert seen.log == [f"[0] {mine}"]
 
 
+def kill_fork_server(supervisor: int) -> None:
+    server = fork_server(supervisor)
+    assert server is not None
+    os.kill(server.pid, signal.SIGKILL)
+
+
 def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> None:
     """A run survives the one, and tells of the other; the next run gets new ones."""
     driver = Driver(tmp_path)
     driver.warm()
     supervisor = driver.supervisor_pid
-    server = fork_server(supervisor)
-    assert server is not None
     seen = driver.run(
         ["import time"],
         "print('at work')\ntime.sleep(1)\nprint('through')",
         when=says("at work"),
-        then=lambda run: os.kill(server.pid, signal.SIGKILL),
+        then=lambda run: kill_fork_server(supervisor),
     )
     assert seen.result.state == "succeeded"
     assert "[0] through" in seen.log
@@ -534,7 +538,7 @@ def test_crash_of_fork_server_and_of_supervisor_during_a_run(tmp_path: Path) -> 
         ["import time"],
         "print('at work')\ntime.sleep(600)",
         when=says("at work"),
-        then=lambda run: os.kill(run._supervisor.pid, signal.SIGKILL),
+        then=lambda run: os.kill(supervisor, signal.SIGKILL),
     )
     assert seen.result.state == "failed"
     assert seen.result.failure is not None
@@ -548,10 +552,7 @@ def test_queued_run_gets_a_new_fork_server_after_a_crash(tmp_path: Path) -> None
     first, _ = driver.start(["import time"], WAITING)
     second, _ = driver.start([], "print('second')")
     until(lambda: "at work" in written(first.dir.log), "the first works")
-    supervisor = driver.supervisor_pid
-    server = fork_server(supervisor)
-    assert server is not None
-    os.kill(server.pid, signal.SIGKILL)
+    kill_fork_server(driver.supervisor_pid)
     first.stop(Stop(StopCause.USER, "enough"))
     assert ended(first).state == "interrupted"
     assert ended(second).state == "succeeded"

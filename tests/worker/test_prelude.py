@@ -11,17 +11,7 @@ import pytest
 from tpunb.runs.protocol import MessageWriter
 from tpunb.utils import processes
 from tpunb.worker import fork_safety
-from tpunb.worker.prelude import Copy, Prelude
-
-
-class Made:
-    """A prelude without cells."""
-
-    def local_modules(self) -> dict[str, list[int]]:
-        return {}
-
-    def temporary_folders(self) -> list[str]:
-        return []
+from tpunb.worker.prelude import Copy
 
 
 @pytest.fixture
@@ -30,7 +20,7 @@ def copy() -> Copy:
         raise AssertionError("no run begins")
 
     writer = cast(MessageWriter, None)
-    return Copy(cast(Prelude, Made()), writer, os.getpid(), 0.0, begin)  # type: ignore[arg-type]
+    return Copy(None, writer, os.getpid(), begin)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Preload:
-    """Start a fork server, which imports torch and torch_xla and waits."""
+    """Start a fork server, which imports torch and torch_xla and waits for a run."""
 
     env: dict[str, str]
     """The complete environment of the fork server."""
@@ -133,7 +133,7 @@ class RunFinished:
 
 @dataclass(frozen=True)
 class Broken:
-    """The fork server has ended unexpectedly: this supervisor accepts no more runs."""
+    """The fork server has ended before a run could begin: this supervisor accepts no more runs."""
 
     code: int
     output: str
@@ -157,9 +157,10 @@ class ImportLibraries:
 
 @dataclass(frozen=True)
 class ForkRunner:
-    """Fork the process that runs the prelude and forks the ranks.
+    """Leave a copy, and become the runner, which runs the prelude and forks the ranks.
 
-    Sockets travel with it (`OrderChannel`), one for each copy of itself that the runner may leave.
+    Sockets travel with it (`OrderChannel`), one for each copy: that one, then those that the runner
+    may leave after its cells.
     """
 
     dir: str
@@ -171,8 +172,8 @@ class ForkRunner:
     ahead: bool = False
     """Run the prelude at low priority, then end."""
     node_rank: int | None = None
-    """This host's node rank in a run on several hosts: then the runner leaves no copies, and the
-    messages for all hosts come over its socket."""
+    """This host's node rank in a run on several hosts: then the runner leaves no copies after its
+    cells, and the messages for all hosts come over its last socket."""
     address: str = ""
     """The address at which other hosts reach this host."""
     port: int = 0
@@ -189,7 +190,7 @@ def store_ports(port: int) -> range:
 
 @dataclass(frozen=True)
 class LibrariesImported:
-    """The libraries are imported: the fork server now forks runners."""
+    """The libraries are imported: the fork server now waits for a run."""
 
     variables: dict[str, list[str]]
     """Environment variables that the imports have set, as they do in the kernel: the values before
@@ -209,6 +210,8 @@ class ImportsFailed:
 
 @dataclass(frozen=True)
 class RunnerForked:
+    """The process that was ordered to is the runner now, and has forked its copy."""
+
     pid: int
 
 
@@ -228,13 +231,13 @@ class CellStarted:
 
 @dataclass(frozen=True)
 class PreludeKept:
-    """The runner has left a copy of itself, from which later runs can be forked."""
+    """A process has left a copy of itself, which becomes the runner of a later run."""
 
     pid: int
     copy: int
     """The copy's number, by which the supervisor finds its end of the connection to it."""
     cells: int
-    """The number of prelude cells that have run in it."""
+    """The number of prelude cells that have run in it; 0 in a fork server."""
     seconds: float
     """The duration of the cells that ran after the previous copy."""
     modules: dict[str, list[Any]]

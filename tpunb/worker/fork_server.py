@@ -1,9 +1,7 @@
-"""The fork server: imports the backend's libraries, then waits for orders to fork runners.
+"""The first process of a supervisor: imports the backend's libraries, then waits for a run.
 
-It never runs the user's code itself, so it stays clean for the next run: no XLA runtime, no
-autograd engine, and no threads but OpenBLAS's, which end at a fork. Each run gets a runner: a
-fork of this process, or a copy that an earlier runner has left (tpunb.worker.prelude), which waits
-for orders as this process does.
+From then on it is a copy like those that runners leave (tpunb.worker.prelude), but of zero cells:
+any run can begin in it.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import signal
 import sys
 import sysconfig
@@ -20,14 +17,11 @@ from socket import socket
 
 from tpunb.backends import current
 from tpunb.runs.protocol import (
-    ForkRunner,
     ImportLibraries,
     ImportsFailed,
     LibrariesImported,
-    Message,
     MessageWriter,
     OrderChannel,
-    RunnerForked,
 )
 from tpunb.utils import modules, processes
 from tpunb.utils.errors import TpunbError
@@ -73,7 +67,9 @@ def main() -> None:
     }
     tempfile.tempdir = None  # temporary files of runs do not belong in this folder
     reports.send(LibrariesImported(variables))
-    serve(orders, reports, supervisor, lifeline)
+    from tpunb.worker import prelude, runner  # loaded by now
+
+    prelude.Copy(None, reports, supervisor, runner.main, lifeline=lifeline).wait(orders)
 
 
 def _import_libraries() -> None:
@@ -90,40 +86,3 @@ def _import_libraries() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def _receive(
-    orders: OrderChannel, supervisor: int, lifeline: int
-) -> tuple[Message, list[socket]] | None:
-    """Wait for an order. When the kernel has ended, continue a stopped supervisor (SIGSTOP)."""
-    poll = select.poll()
-    poll.register(orders.fileno(), select.POLLIN)
-    poll.register(lifeline, 0)  # only its end
-    while not orders.waiting and [fd for fd, _ in poll.poll()] == [lifeline]:
-        os.kill(supervisor, signal.SIGCONT)
-        poll.unregister(lifeline)
-    return orders.receive()
-
-
-def serve(orders: OrderChannel, reports: MessageWriter, supervisor: int, lifeline: int) -> None:
-    """Fork a runner for each order, until the supervisor is gone."""
-    from tpunb.worker import fork_safety, runner  # loaded by now
-    from tpunb.worker.prelude import PreludeCopier
-
-    def tell(pid: int) -> None:
-        reports.send(RunnerForked(pid))
-
-    while (received := _receive(orders, supervisor, lifeline)) is not None:
-        order, sockets = received
-        if isinstance(order, ForkRunner):
-            # A signal that arrives before the runner can record it waits until then.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-            if processes.fork_orphan(fork_safety.fork, tell) == 0:
-                orders.close()
-                os.close(lifeline)
-                processes.die_with_adopter(supervisor)
-                copier = PreludeCopier(reports, sockets, order.first_copy, supervisor, runner.main)
-                runner.main(order, copier, reports, None)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-        for each in sockets:
-            each.close()

@@ -1,10 +1,10 @@
 """Runs the prelude's cells in a runner, and leaves copies of the process for later runs.
 
-    fork server                      runs no cells
-      └─ runner of the first run     cell 1, copy, cell 2, copy, … then forks the ranks
-           copy after cell 1         waits for orders, as the fork server does
-           copy after cell 2         becomes the runner of a later run with the same cells 1 and 2;
-                                     before it begins, it leaves a copy for the run after that
+    fork server             has imported the libraries and run no cell; on an order, it leaves a
+      │                     copy, the fork server of the run after, and becomes the runner:
+      ├─ cell 1, copy       cell 1, copy, cell 2, copy, … then forks the ranks
+      ╰─ cell 2, copy       becomes, in the same way, the runner of a later run with the same cells
+                            1 and 2
 
 No copy is left after the prelude has made something that would let runs influence each other:
 processes, connections and memory that a process shares with its forks.
@@ -16,6 +16,7 @@ import contextlib
 import faulthandler
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from tpunb.runs.events import Phase
 from tpunb.runs.protocol import (
     CellStarted,
     ForkRunner,
+    Message,
     MessageWriter,
     OrderChannel,
     PreludeKept,
@@ -38,7 +40,7 @@ from tpunb.runs.protocol import (
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import memory, processes
 from tpunb.utils.modules import is_local_file
-from tpunb.worker import fork_safety, shared_with_forks, stdio
+from tpunb.worker import fork_safety, script_end, shared_with_forks, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.fork_safety import ForkSafetyCheck
 
@@ -60,33 +62,29 @@ class Prelude:
         self._modules = frozenset(sys.modules)
         self._folders = frozenset(shared_with_forks.temporary_folders())
         self._not_kept = ""
-        self.in_copy: Copy | None = None
-        """The copy that this process was before it became a runner; None: it began as a runner."""
         self._files: dict[str, list[int]] = {}
 
     def switch_to_run(self, run: RunDir, spec: RunSpec) -> None:
-        """Switch to another run, whose first cells are those that have run in this copy."""
-        assert self.in_copy is not None
+        """Switch to another run, whose first cells are those that have run in this process."""
         self.cells.assign(run, spec)
         self.cells.become_main()
-        self.in_copy.restore()
 
-    def execute(
-        self, run: RunDir, spec: RunSpec, reports: MessageWriter, copier: PreludeCopier
-    ) -> str | None:
-        """Run the cells that have not run yet; return why the ranks cannot be forked, or None."""
+    def execute(self, run: RunDir, spec: RunSpec, copier: PreludeCopier, copy: Copy) -> str | None:
+        """Run the cells that have not run yet; return why the ranks cannot be forked, or None.
+
+        `copy` is what this process was before it became a runner, `copier` leaves others.
+        """
         check = ForkSafetyCheck()
         blocks = self.cells.of("prelude")
-        if self.in_copy is not None:
-            if self.ran < len(blocks):  # otherwise `runner.main` waits for it at the end
-                self.in_copy.await_successor()
-                self._before = shared_with_forks.find_all()
-            self.in_copy.give_back_signals()
+        if self.ran < len(blocks):  # otherwise `runner.main` waits for it at the end
+            copy.await_successor()
+            self._before = shared_with_forks.find_all()
+        copy.give_back_signals()
         self.cells.execute_header()
         if self.ran:
             spmd.check_prelude(spec, blocks[self.ran - 1].number)
         for index, block in enumerate(blocks[self.ran :], self.ran):
-            reports.send(CellStarted(block.number))
+            copy.reports.send(CellStarted(block.number))
             run.emit(Phase.of_prelude(blocks, index))
             self.cells.execute_prelude(block)
             spmd.check_prelude(spec, block.number)
@@ -95,7 +93,7 @@ class Prelude:
             self.ran += 1
             if not self._not_kept and (reason := shared_with_forks.describe_new(self._before)):
                 self._not_kept = f"cell [{block.number}] {reason}"
-                reports.send(PreludeNotKept(self._not_kept))
+                copy.reports.send(PreludeNotKept(self._not_kept))
             if not self._not_kept:
                 last = self.ran == len(blocks)
                 copier.cell_ended(self, check, last=last, values=block.values)
@@ -125,7 +123,7 @@ class Prelude:
 
 
 class Copy:
-    """A process that has run the first cells, and waits for a run that begins with them.
+    """A process that has run the first cells, or none, and waits for a run that begins with them.
 
     It then becomes the runner of that run itself, and leaves a copy for the run after. A process
     needs two forks to be an orphan; the run waits for only one of them.
@@ -133,23 +131,28 @@ class Copy:
 
     def __init__(
         self,
-        prelude: Prelude,
+        prelude: Prelude | None,
         reports: MessageWriter,
         supervisor: int,
-        seconds: float,
         run_on: RunOn,
+        *,
+        seconds: float = 0.0,
+        lifeline: int | None = None,
     ) -> None:
         """Record, before the fork, the state that a fork changes or shares, for `restore`.
 
-        `seconds`: how long the cells took that have run since the previous copy.
+        `prelude`: None in the fork server, in which no cell has run; `lifeline`, which only the
+        fork server has, is closed when the kernel has ended. `seconds`: how long the cells took
+        that have run since the previous copy.
         """
-        self._prelude = prelude
-        self._reports = reports
-        self._supervisor = supervisor
+        self.prelude = prelude
+        self.reports = reports
+        self.supervisor = supervisor
+        self.run_on = run_on
         self._seconds = seconds
-        self._run_on = run_on
-        self._modules = prelude.local_modules()
-        self._folders = prelude.temporary_folders()
+        self._lifeline = lifeline
+        self._modules = {} if prelude is None else prelude.local_modules()
+        self._folders = [] if prelude is None else prelude.temporary_folders()
         # A fork reseeds this generator, unlike numpy's and torch's.
         self._random = random.getstate()
         self._oom_score = memory.oom_score()
@@ -187,28 +190,29 @@ class Copy:
         """
 
         def tell(pid: int) -> None:
-            ran, seconds = self._prelude.ran, round(self._seconds, 3)
-            self._reports.send(PreludeKept(pid, number, ran, seconds, self._modules, self._folders))
+            ran = 0 if self.prelude is None else self.prelude.ran
+            seconds = round(self._seconds, 3)
+            self.reports.send(PreludeKept(pid, number, ran, seconds, self._modules, self._folders))
 
         return processes.fork_orphan(fork_safety.fork, tell, wait=wait)
 
     def wait(self, orders: OrderChannel) -> NoReturn:
         """Wait for an order, and become the runner. If memory runs out, copies are killed first."""
         try:
-            self._prelude.in_copy = self
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             # A handler of the cells may wait for any child.
             self._on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             while True:
-                processes.die_with_adopter(self._supervisor)
-                os.setsid()
-                memory.set_oom_score(memory.FIRST_TO_GO)
-                stdio.discard_output()
-                faulthandler.disable()  # it holds a file of the run's folder open
-                received = orders.receive()
+                self._settle()
+                received = self._receive(orders)
                 if received is None:
                     break
                 order, sockets = received
                 assert isinstance(order, ForkRunner)
+                # A signal that arrives before the runner can record it waits until then; an
+                # earlier one was not for this run.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+                signal.sigtimedwait({signal.SIGINT}, 0)
                 number = order.first_copy
                 if sockets and self._leave_successor(own := sockets.pop(0), number):
                     orders.close()
@@ -217,13 +221,36 @@ class Copy:
                     orders = OrderChannel(own)
                     continue
                 orders.close()
-                self._reports.send(RunnerForked(os.getpid()))
-                copier = PreludeCopier(
-                    self._reports, sockets, number + 1, self._supervisor, self._run_on
-                )
-                self._run_on(order, copier, self._reports, self._prelude)
+                if self._lifeline is not None:
+                    os.close(self._lifeline)
+                self.reports.send(RunnerForked(os.getpid()))
+                self.run_on(order, PreludeCopier(self, sockets, number + 1), self)
         finally:
             os._exit(0)
+
+    def _settle(self) -> None:
+        """Prepare this process, which may just have been forked, for a long wait."""
+        processes.die_with_adopter(self.supervisor)
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        if self.prelude is None:
+            script_end.stop_on_sigterm()  # it has no run to stop: nothing happens
+        else:
+            memory.set_oom_score(memory.FIRST_TO_GO)
+            stdio.discard_output()
+            faulthandler.disable()  # it holds a file of the run's folder open
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def _receive(self, orders: OrderChannel) -> tuple[Message, list[socket]] | None:
+        """Wait for an order. When the kernel has ended, continue a stopped supervisor (SIGSTOP)."""
+        if self._lifeline is not None:
+            poll = select.poll()
+            poll.register(orders.fileno(), select.POLLIN)
+            poll.register(self._lifeline, 0)  # only its end
+            while not orders.waiting and [fd for fd, _ in poll.poll()] == [self._lifeline]:
+                os.kill(self.supervisor, signal.SIGCONT)
+                poll.unregister(self._lifeline)
+        return orders.receive()
 
     def _leave_successor(self, end: socket, number: int) -> bool:
         """Fork a successor; True in the successor, which waits from now on."""
@@ -239,23 +266,14 @@ class Copy:
 class PreludeCopier:
     """Leaves copies of a runner: after each of the first cells, later only if it saves time."""
 
-    def __init__(
-        self,
-        reports: MessageWriter,
-        sockets: list[socket],
-        first: int,
-        supervisor: int,
-        run_on: RunOn,
-    ) -> None:
-        """`sockets` has one socket for each copy that may be left; `first` is the first's number.
+    def __init__(self, runner: Copy, sockets: list[socket], first: int) -> None:
+        """`runner`: what this process was until now.
 
-        A copy that becomes a runner calls `run_on`.
+        `sockets` has one socket for each copy that may be left; `first` is the first's number.
         """
-        self._reports = reports
+        self._runner = runner
         self._sockets = sockets
         self._number = first
-        self._supervisor = supervisor
-        self._run_on = run_on
         self._since = time.monotonic()
 
     def cell_ended(
@@ -277,11 +295,12 @@ class PreludeCopier:
     def _leave_copy(self, prelude: Prelude, check: ForkSafetyCheck, seconds: float) -> None:
         if not self._sockets:
             return
-        copy = Copy(prelude, self._reports, self._supervisor, seconds, self._run_on)
+        now = self._runner
+        copy = Copy(prelude, now.reports, now.supervisor, now.run_on, seconds=seconds)
         own, number = self._sockets.pop(0), self._number
         self._number += 1
         stdio.flush_output()
-        # SIGINT stays blocked in a copy: a runner must not miss one that arrives early.
+        # It stays blocked in a copy.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             if copy.fork(number) == 0:
@@ -303,5 +322,5 @@ class PreludeCopier:
         self._sockets.clear()
 
 
-RunOn = Callable[[ForkRunner, PreludeCopier, MessageWriter, Prelude | None], NoReturn]
+RunOn = Callable[[ForkRunner, PreludeCopier, Copy], NoReturn]
 """`runner.main`, which carries out an order to the end of its run."""

@@ -1,9 +1,8 @@
 """The runner: runs the rest of the prelude, then forks the ranks and watches them.
 
-It is a fork of the fork server, or a kept copy of an earlier runner. If every rank runs the prelude
-itself (replicate), it only forks them. If the prelude does something that forbids a fork, the
-runner reports that and ends, and the supervisor has the fork server fork another runner, which
-replicates.
+It was the fork server, or a kept copy of an earlier runner. If every rank runs the prelude itself
+(replicate), it only forks them. If the prelude does something that forbids a fork, the runner
+reports that and ends, and the next fork server becomes another runner, which replicates.
 """
 
 from __future__ import annotations
@@ -25,17 +24,15 @@ from tpunb.utils import cpus, descriptors, env_vars, files, modules
 from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, script_end, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
-from tpunb.worker.prelude import Prelude, PreludeCopier
+from tpunb.worker.prelude import Copy, Prelude, PreludeCopier
 from tpunb.worker.rank_marks import RankMark
 
 
-def main(
-    order: ForkRunner, copier: PreludeCopier, reports: MessageWriter, prelude: Prelude | None
-) -> NoReturn:
+def main(order: ForkRunner, copier: PreludeCopier, copy: Copy) -> NoReturn:
     """Carry out an order, and end the process with the exit code of the run.
 
-    `copier` leaves copies of this process; `prelude` is the prelude whose first cells have run in
-    this process already, or None. SIGINT is blocked when this begins.
+    `copier` leaves copies of this process; `copy` is what it was until now, whose prelude's first
+    cells have run. SIGINT and SIGTERM are blocked when this begins.
     """
     run = RunDir(order.dir)
     spec = run.read_spec()
@@ -43,11 +40,11 @@ def main(
     if order.node_rank is not None:
         decisions = copier.take_socket()
         host = HostOfSeveral(
-            run, spec, order.node_rank, order.address, order.port, decisions, reports
+            run, spec, order.node_rank, order.address, order.port, decisions, copy.reports
         )
     code = 1
     try:
-        code = _run(run, spec, order, copier, reports, prelude, host)
+        code = _run(run, spec, order, copier, copy, host)
     except KeyboardInterrupt as error:
         cells.write_error(error, run, spec, 0, None)
         code = 130
@@ -56,9 +53,8 @@ def main(
         cells.print_error(error, run, spec)
     finally:
         stdio.flush_output()
-        if prelude is not None and prelude.in_copy is not None:
-            prelude.in_copy.await_successor()
-        reports.send(RunnerExits(code))
+        copy.await_successor()
+        copy.reports.send(RunnerExits(code))
         os._exit(code)
 
 
@@ -67,17 +63,15 @@ def _run(
     spec: RunSpec,
     order: ForkRunner,
     copier: PreludeCopier,
-    reports: MessageWriter,
-    prelude: Prelude | None,
+    copy: Copy,
     host: Host,
 ) -> int:
-    if os.getsid(0) != os.getpid():  # a copy has its own session already
-        os.setsid()
     folder = run.attempt(0, None)
     stdio.redirect_output(folder / "prelude.log", folder / "prelude.log")
     faulthandler.enable(open(folder / "crash.txt", "w", opener=files.opener), all_threads=False)  # noqa: SIM115
     files.reserve_blocks(run.error(0, None))
     env = order.env
+    prelude = copy.prelude
     if prelude is None:
         os.environ.clear()
         os.environ.update({**env, env_vars.RUN: str(run.path)})
@@ -96,6 +90,7 @@ def _run(
         os.environ.update({**own, env_vars.RUN: str(run.path)})
         importlib.invalidate_caches()  # folders of modules may have been made since
         prelude.switch_to_run(run, spec)
+        copy.restore()
     if order.ahead:
         cpus.lower_priority()
     else:  # this process may be a fork of a prelude that has run ahead
@@ -104,14 +99,15 @@ def _run(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     descriptors.keep_own()
     if order.replicate is None:
-        problem = prelude.execute(run, spec, reports, copier)
+        problem = prelude.execute(run, spec, copier, copy)
         descriptors.note_users()
         if problem is not None:
-            reports.send(PreludeNotForkable(problem))
+            copy.reports.send(PreludeNotForkable(problem))
             return 0
     if order.ahead:
         return 0
-    return _ranks(run, spec, prelude.cells, reports, host, replicate=order.replicate is not None)
+    replicate = order.replicate is not None
+    return _ranks(run, spec, prelude.cells, copy.reports, host, replicate=replicate)
 
 
 def _ranks(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from socket import socketpair
 
 from tpunb.runs.directory import RunDir
-from tpunb.runs.protocol import PreludeKept
+from tpunb.runs.protocol import OrderChannel, PreludeKept
 from tpunb.runs.spec import Block, RunSpec
-from tpunb.worker.supervisor.kept_preludes import KeptPreludes
+from tpunb.utils.processes import Process
+from tpunb.worker.supervisor.kept_preludes import KeptPreludes, Waiting
 
 
-def copy(number: int) -> PreludeKept:
+def copy(number: int, cells: int = 1) -> PreludeKept:
     """This process stands in for a copy, which gets no signals in this test."""
-    return PreludeKept(os.getpid(), number, cells=1, seconds=1.0, modules={}, folders=[])
+    return PreludeKept(os.getpid(), number, cells, seconds=1.0, modules={}, folders=[])
 
 
 def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(tmp_path: Path) -> None:
@@ -25,16 +27,21 @@ def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(tmp_path: Path) -> 
     kept = KeptPreludes()
     assert kept.begin(folder, spec, {}, print) is None
     late = kept.next_copy
-    sockets = kept.make_sockets(1)
+    pair = socketpair()
+    server = Waiting(Process(1, 0), OrderChannel(pair[0]), 0)
+    sockets = kept.make_sockets(server, 0)
     kept.close_sockets()
     kept.add(copy(late))
     assert kept.processes == []
     assert sockets[0].recv(1) == b""  # so the copy knows that no run will ask it
-    sockets += kept.make_sockets(1)
+    sockets += kept.make_sockets(server, 1)
     kept.add(copy(late))
+    assert (kept.processes, kept.fork_server) == ([], None)
+    kept.add(copy(late + 1, cells=0))
     assert kept.processes == []
-    kept.add(copy(late + 1))
+    assert kept.fork_server is not None
+    kept.add(copy(late + 2))
     assert [process.pid for process in kept.processes] == [os.getpid()]
     kept.close_sockets()
-    for end in [*sockets, *(each.channel for each in kept._kept)]:
+    for end in [*pair, *sockets, kept.fork_server.channel, kept._kept[0].channel]:
         end.close()

@@ -24,7 +24,6 @@ from tpunb.runs.protocol import (
     BeginRun,
     CollectStacks,
     FileGrown,
-    ImportsFailed,
     Message,
     NodeHere,
     Outbox,
@@ -111,13 +110,6 @@ class Arm:
                 pass
             case _:
                 log.warning("not for a node: %s", message)
-
-    def on_message(self, message: Message) -> None:
-        """Handle a message of the runner."""
-        self.node.on_message(message)
-
-    def lose_fork_server(self, code: int, output: str, why: ImportsFailed | None = None) -> None:
-        self.node.lose_fork_server(code, output, why)
 
     def stop(self, stop: Stop) -> None:
         """Stop the ranks, because the pipe has ended or this machine shuts down."""

@@ -1,4 +1,4 @@
-"""Kept preludes: processes that have run the first cells, in which later runs begin.
+"""Kept preludes: processes that have run the first cells, or none, in which later runs begin.
 
     add(): a runner has left a copy
       │
@@ -8,7 +8,8 @@
       ├── begin(run): cells, surroundings or modules have changed ──────────> killed
       ╰── memory is scarce, more than MOST, no run for long, process died ──> killed
 
-Losing one costs time only: the next run begins in a shorter one, or from the start.
+Losing one costs time only: the next run begins in a shorter one. The shortest is the fork server,
+which has run no cell: it fits every run, is taken and leaves a copy like the others, and stays.
 Standard library only.
 """
 
@@ -114,14 +115,20 @@ class PreludeInputs:
 
 
 @dataclass(frozen=True)
-class KeptPrelude:
-    """A process that has run the first cells of a prelude."""
+class Waiting:
+    """A process that becomes a runner when it is ordered to."""
 
     process: Process
     channel: OrderChannel
-    inputs: PreludeInputs
     ran: int
-    """How many of the cells in `inputs` have run."""
+    """How many cells have run in it; none in the fork server."""
+
+
+@dataclass(frozen=True)
+class KeptPrelude(Waiting):
+    """A process that has run the first cells of a prelude."""
+
+    inputs: PreludeInputs
     origins: tuple[tuple[str, int], ...]
     seconds: float
     """How long it would take to make it again from the next shorter one."""
@@ -148,6 +155,8 @@ class KeptPreludes:
 
     def __init__(self) -> None:
         self.set_by_imports: Mapping[str, Collection[str]] = {}
+        self.fork_server: Waiting | None = None
+        """The one that has run no cell; None while there is none."""
         self._kept: list[KeptPrelude] = []
         self._sockets: dict[int, socket] = {}
         """The supervisor's ends of the connections to copies that the current runner may leave."""
@@ -167,12 +176,13 @@ class KeptPreludes:
 
     @property
     def processes(self) -> list[Process]:
+        """Those of the kept preludes, without the fork server."""
         return [kept.process for kept in self._kept]
 
     def begin(
         self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[Note], None]
-    ) -> KeptPrelude | None:
-        """Take the kept prelude with most of a run's first cells; None if none fits.
+    ) -> Waiting | None:
+        """Take the kept prelude with most of a run's first cells, the fork server if none fits.
 
         Records in the run's spec.json from which files its cells were compiled, and ends the kept
         preludes that are out of date. `tell` gets the note for the user.
@@ -193,28 +203,38 @@ class KeptPreludes:
             tell(Note(line, minor=True))
         self._inputs, self._reason = inputs, ""
         self._origins, self._taken = inputs.origins(), ran
-        if best is not None:
-            self._kept.remove(best)
-            self._origins = best.origins + self._origins[ran:]
-            _note_origins(run, spec, self._origins[:ran])
+        if best is None:
+            return self.take_fork_server()
+        self._kept.remove(best)
+        self._origins = best.origins + self._origins[ran:]
+        _note_origins(run, spec, self._origins[:ran])
         return best
+
+    def take_fork_server(self) -> Waiting | None:
+        """Take the fork server, until its copy is added."""
+        taken, self.fork_server = self.fork_server, None
+        return taken
 
     def awaits_successor(self) -> bool:
         """True while the prelude that was taken is about to leave a copy: signal nothing now."""
         return time.monotonic() < self._successor_until
 
-    def make_sockets(self, most: int) -> list[socket]:
-        """The runner's ends of sockets for at most `most` copies; none while memory is scarce."""
+    def make_sockets(self, taken: Waiting, cells: int) -> list[socket]:
+        """The new runner's ends of sockets: for the copy that replaces it, and one for each cell.
+
+        While memory is scarce, only the fork server leaves a copy.
+        """
         self.close_sockets()
-        if most and _memory_is_scarce():
+        most = 1 + cells
+        if _memory_is_scarce():
             self._reason = "memory is scarce"
-            most = 0
+            most = int(not taken.ran)
         theirs = []
         for _ in range(min(most, MOST)):
             self._sockets[self.next_copy], other = socketpair()
             self.next_copy += 1
             theirs.append(other)
-        self._successor_until = time.monotonic() + BIRTH if self._taken and theirs else 0.0
+        self._successor_until = time.monotonic() + BIRTH if theirs else 0.0
         return theirs
 
     def add(self, message: PreludeKept) -> None:
@@ -225,8 +245,12 @@ class KeptPreludes:
         self._successor_until = 0.0
         process = processes.find_process(message.pid)
         end = self._sockets.pop(message.copy, None)
-        if process is None or end is None or self._inputs is None:
+        if process is None or end is None:
             return
+        if not message.cells:
+            self.fork_server = Waiting(process, OrderChannel(end), 0)
+            return
+        assert self._inputs is not None
         cells = self._inputs.cells[: message.cells]
         new = cells[self._taken :]
         self._added = self._added or not all(cell.values for cell in new)
@@ -256,21 +280,20 @@ class KeptPreludes:
 
     def close_sockets(self) -> None:
         """Close the sockets: the current runner leaves no further copy."""
+        self._successor_until = 0.0
         for end in self._sockets.values():
             end.close()
         self._sockets.clear()
 
-    def describe(self, fork_server: int) -> str:
-        """The cells kept after a run, and their memory; '' if no more cells are kept than before.
-
-        `fork_server` is the pid of the process that all kept preludes descend from.
-        """
+    def describe(self) -> str:
+        """The cells kept after a run, and their memory; '' if no more are kept than before."""
         self._drop_dead()
-        if not self._added or not self._kept or self._inputs is None:
+        if not (self._added and self._kept and self._inputs and self.fork_server):
             return ""
         self._added = False
         longest = max(kept.ran for kept in self._kept)
-        used = memory.added_memory(fork_server, [process.pid for process in self.processes])
+        server, kept = self.fork_server.process, self.processes
+        used = memory.added_memory(server.pid, [process.pid for process in kept])
         cells = _count(self._inputs.cells[:longest])
         return f"kept for the next run: {cells} cells ({size(used)})"
 

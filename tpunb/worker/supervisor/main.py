@@ -64,7 +64,7 @@ from tpunb.worker.supervisor import outcome
 from tpunb.worker.supervisor.arm import FAREWELL, Arm
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.import_files import ImportFiles
-from tpunb.worker.supervisor.kept_preludes import KeptPrelude, KeptPreludes
+from tpunb.worker.supervisor.kept_preludes import KeptPreludes, Waiting
 from tpunb.worker.supervisor.nodes import LocalNode
 from tpunb.worker.supervisor.outcome import RunObservation
 from tpunb.worker.supervisor.remote_node import Hosts
@@ -219,18 +219,16 @@ class Supervisor:
     def __init__(self) -> None:
         self.kernel = MessageReader(0)
         self._outbox = Outbox(1)
-        self.fork_server: subprocess.Popen[bytes] | None = None
-        self.reports: MessageReader | None = None
-        """From the fork server and the processes below it."""
+        reports, self._reporter = os.pipe()
+        os.set_blocking(reports, False)
+        self.reports = MessageReader(reports)
+        """From the fork server and the processes that were made from it."""
+        self._importing: Waiting | None = None
+        """The first fork server, until it has imported the libraries."""
         self._imports_failed: ImportsFailed | None = None
-        self.ready = False
         self.kept = KeptPreludes()
-        self._becoming: KeptPrelude | None = None
-        """The kept prelude that has been ordered to become the runner."""
-        self._becoming_gone = False
-        """It has ended; its last messages have yet to be read."""
-        self._orders: OrderChannel | None = None
-        """To the fork server."""
+        self._becoming: Waiting | None = None
+        """The process that has been ordered to become the runner."""
         self._idle_since = time.monotonic()
         self._memory_checked = 0.0
         self.run: Supervision | Arm | None = None
@@ -269,17 +267,16 @@ class Supervisor:
                 self._read_requests()
                 if self.run is not None and self.run.step():
                     self._finish_run()
+                self._look_after_ends()
                 self._start_next()
                 self._look_after_kept()
-                if self.fork_server is not None and self._fork_server_ended(self.fork_server):
-                    self._on_fork_server_end()
             log.info("leaving: %s", self.leaving)
             self._outbox.drain(FAREWELL)
         except BaseException:
             log.exception("the supervisor has failed")
             raise
         finally:
-            self._kill_fork_server()
+            self._kill_all()
 
     def _on_signal(self, number: int, frame: object) -> None:
         with contextlib.suppress(BlockingIOError):  # then it is awake already
@@ -301,17 +298,15 @@ class Supervisor:
 
     def _wait(self) -> None:
         self._outbox.flush()
-        sources = [self._wake, *([] if self.hosts is None else self.hosts.descriptors)]
-        for reader in (self.kernel, self.reports):
-            if reader is not None and not reader.closed:
-                sources.append(reader.fd)
+        sources = [self._wake, self.reports.fd]
+        sources += [] if self.hosts is None else self.hosts.descriptors
+        sources += [] if self.kernel.closed else [self.kernel.fd]
         patience = TICK if self._busy else self._patience()
         readable = wait_readable(sources, patience, writable=self._outbox.descriptor)
         if self._wake in readable and signal.SIGTERM in os.read(self._wake, 1 << 16):
             self._leave("the supervisor was terminated (SIGTERM)")
-        if self.reports is not None and self.reports.fd in readable:
-            for message in self.reports.read():
-                self._on_report(message)
+        if self.reports.fd in readable:
+            self._read_reports()
         if self.kernel.fd in readable:
             for message in self.kernel.read():
                 self._on_order(message)
@@ -324,7 +319,7 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         """Seconds until something is due without a message; None if nothing is."""
-        if self._preload is None or not self.ready:
+        if self._preload is None or self._importing is not None:
             return None
         due = self._preload.idle / (2 if self.kept.processes else 1)
         return max(self._idle_since + due - time.monotonic(), 0.0)
@@ -332,29 +327,40 @@ class Supervisor:
     def _look_after_kept(self) -> None:
         """End kept preludes if memory is scarce or no run needed them for long."""
         now = time.monotonic()
-        if self._busy or not self.ready:
+        if self._busy or self._importing is not None:
             self._idle_since = now
         if now - self._memory_checked > MEMORY_CHECK:
             self._memory_checked = now
             self.kept.spare_memory()
-            # A stopped one (SIGSTOP) would fork no runner.
-            for process in self._waiting_processes() if self._busy else ():
-                processes.send_signal(process, signal.SIGCONT)
+            # A stopped one (SIGSTOP) would never become the runner.
+            if self._busy and (due := self._importing or self._becoming):
+                processes.send_signal(due.process, signal.SIGCONT)
         if self._preload is not None and not self._busy:
             idle, limit = now - self._idle_since, self._preload.idle
             if idle >= limit / 2:
                 self.kept.end_all(f"nothing ran for {duration(limit / 2)}")
             if idle >= limit:
                 self._note_leaving("nothing ran for long")
-        if self._becoming is None or processes.is_alive(self._becoming.process):
+
+    def _look_after_ends(self) -> None:
+        """Notice the end of the fork server, and of a process that is to become the runner."""
+        waiting = self.kept.fork_server
+        if waiting is not None and not processes.is_alive(waiting.process):
+            log.warning("the fork server has ended; the next run gets another one")
+            waiting.channel.close()
+            self.kept.fork_server = None
+        due = self._importing or self._becoming
+        if due is None or processes.is_alive(due.process):
             return
-        if not self._becoming_gone:  # its last messages have yet to be read
-            self._becoming_gone = True
-        else:
+        self._read_reports()  # its last messages
+        if due is self._becoming and due.ran:
             log.warning("a kept prelude has ended before it became the runner")
             self._becoming = None
             if self.run is not None:
                 self.run.begin()
+        elif due is self._importing or due is self._becoming:
+            self._importing = self._becoming = None
+            self._on_fork_server_end(due.process)
 
     def _send(self, message: Message) -> None:
         log.info("to the kernel: %s", message)
@@ -451,7 +457,7 @@ class Supervisor:
                 self.node.close()
             self._finish_run()
             return
-        if self.ready and self.node is not None and self.run is not None:
+        if self.kept.fork_server and self.node is not None and self.run is not None:
             self.run.begin()
 
     def _make_run(self, queued: QueuedRun) -> None:
@@ -462,8 +468,7 @@ class Supervisor:
             nodes = self.hosts.nodes
             self.run = Supervision(queued.dir, nodes, hosts=self.hosts, address=address)
             return
-        if self.fork_server is None:
-            self._start_fork_server()
+        self._start_fork_server()
         number = order.node_rank if isinstance(order, StartNode) else 0
         self.node = LocalNode(
             number,
@@ -478,50 +483,52 @@ class Supervisor:
         if isinstance(order, StartNode):
             self.run = Arm(queued.dir, order, self.node, self._outbox)
         else:
-            self.run = Supervision(queued.dir, [self.node], self._describe_kept)
+            # Of a prelude that ran ahead, the next visible run reports it.
+            kept = str if queued.ahead else self.kept.describe
+            self.run = Supervision(queued.dir, [self.node], kept)
 
     def _waiting_processes(self) -> list[Process]:
-        """The processes that runners come from: the fork server and kept preludes."""
-        server = None if self.fork_server is None else processes.find_process(self.fork_server.pid)
-        return [*([] if server is None else [server]), *self.kept.processes]
-
-    def _describe_kept(self) -> str:
-        if self.fork_server is None or self.current is None or self.current.ahead:
-            return ""  # the next visible run reports it
-        return self.kept.describe(self.fork_server.pid)
+        """The processes that become runners: the fork server and kept preludes."""
+        server = self._importing or self.kept.fork_server
+        return [*([] if server is None else [server.process]), *self.kept.processes]
 
     def _fork_runner(self, replicate: str | None) -> None:
-        """Have a runner made for the current run, from the kept prelude with most of its cells."""
+        """Have a process become the current run's runner: the one with most of its cells."""
         queued, run = self.current, self.run
         assert queued is not None and run is not None and self.node is not None
-        folder, env = queued.dir, queued.env
-        kept, copies, first = None, [], self.kept.next_copy
-        order = ForkRunner(str(folder.path), env, replicate, first, queued.ahead)
-        if isinstance(start := queued.order, StartNode):
-            ours, theirs = socketpair()
-            self.node.take_decisions(OrderChannel(ours))
-            copies = [theirs]
-            rank, address, port = start.node_rank, start.address, start.port
-            order = replace(order, node_rank=rank, address=address, port=port)
-        elif replicate is None:
+        if self.kept.fork_server is None:  # it was killed a moment ago: begin when there is another
+            self._start_fork_server()
+            return
+        folder, env, start, cells = queued.dir, queued.env, queued.order, 0
+        order = ForkRunner(str(folder.path), env, replicate, self.kept.next_copy, queued.ahead)
+        if replicate is None and not isinstance(start, StartNode):
             spec = run.spec
-            kept = self.kept.begin(folder, spec, env, queued.emit)
+            taken = self.kept.begin(folder, spec, env, queued.emit)
             with contextlib.suppress(OSError, ValueError):
                 run.spec = folder.read_spec()
             cells = sum(block.role == "prelude" for block in spec.blocks)
-            # A kept prelude that becomes the runner first leaves a copy of itself.
-            copies = self.kept.make_sockets(cells if kept is None else cells - kept.ran + 1)
-        channel = self._orders if kept is None else kept.channel
-        log.info("the runner: %s", "a new fork" if kept is None else kept.process)
-        self._becoming, self._becoming_gone = kept, False
-        assert channel is not None
-        # The main loop notices a dead process.
-        with contextlib.suppress(OSError):
-            channel.send(order, copies)
-        for each in copies:
+        else:
+            taken = self.kept.take_fork_server()
+        assert taken is not None
+        sockets = self.kept.make_sockets(taken, cells - taken.ran)
+        if isinstance(start, StartNode):
+            ours, theirs = socketpair()
+            self.node.take_decisions(OrderChannel(ours))
+            sockets.append(theirs)
+            rank, address, port = start.node_rank, start.address, start.port
+            order = replace(order, node_rank=rank, address=address, port=port)
+        log.info("the runner: %s, after %d cells", taken.process, taken.ran)
+        self._becoming = taken
+        with contextlib.suppress(OSError):  # the main loop notices a dead process
+            taken.channel.send(order, sockets)
+        for each in sockets:
             each.close()
-        if kept is not None:
-            channel.close()
+        taken.channel.close()
+
+    def _read_reports(self) -> None:
+        while messages := self.reports.read():
+            for message in messages:
+                self._on_report(message)
 
     def _on_report(self, message: Message) -> None:
         """Handle a message of the fork server or of a runner."""
@@ -530,7 +537,8 @@ class Supervisor:
             self._imports_failed = message
         elif isinstance(message, LibrariesImported):
             self.kept.set_by_imports = message.variables
-            self.ready, self._idle_since = True, time.monotonic()
+            self.kept.fork_server, self._importing = self._importing, None
+            self._idle_since = time.monotonic()
             self._send(Ready())
             if self.node is not None and self.run is not None:
                 self.run.begin()
@@ -544,35 +552,34 @@ class Supervisor:
             self.node.on_message(message)
 
     def _start_fork_server(self) -> None:
+        """Start a fork server, if there is none."""
+        if self.kept.fork_server or self._importing:
+            return
         assert self._preload is not None
         self._imports_failed = None
-        self.kept.end_all("the fork server had ended")  # their reports go to a closed pipe
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
         ours, theirs = socketpair()
-        self._orders = OrderChannel(ours)
+        orders = OrderChannel(ours)
         lifeline = os.dup(0)
-        numbers = map(str, (os.getpid(), writer, lifeline))
-        self.fork_server = subprocess.Popen(
+        numbers = map(str, (os.getpid(), self._reporter, lifeline))
+        started = subprocess.Popen(
             [sys.executable, "-c", FORK_SERVER, PACKAGE_ROOT, *numbers],
             stdin=theirs.fileno(),
             stdout=self._fork_server_output,
             stderr=self._fork_server_output,
-            pass_fds=[writer, lifeline],
+            pass_fds=[self._reporter, lifeline],
             start_new_session=True,
             cwd="/",
             env=self._preload.env,
             umask=self._umask,
         )
-        log.info("fork server started: pid %d", self.fork_server.pid)
-        os.close(writer)
+        log.info("fork server started: pid %d", started.pid)
+        process = processes.find_process(started.pid) or Process(started.pid, 0)  # it has ended
+        started.returncode = 0  # it is to become a runner, whose exit code others wait for
         os.close(lifeline)
         theirs.close()
-        if self.reports is not None:
-            os.close(self.reports.fd)
-        self.reports = MessageReader(reader)
+        self._importing = Waiting(process, orders, 0)
         with contextlib.suppress(OSError):  # the main loop notices a dead process
-            self._orders.send(ImportLibraries(self._preload.sys_path, self._import_files.name))
+            orders.send(ImportLibraries(self._preload.sys_path, self._import_files.name))
 
     def _finish_run(self) -> None:
         queued, self.run, self.current = self.current, None, None
@@ -591,19 +598,12 @@ class Supervisor:
         if queued.detached or queued.is_on_hosts:
             self.leaving = self.leaving or "its only run has ended"
 
-    def _fork_server_ended(self, fork_server: subprocess.Popen[bytes]) -> bool:
-        if self.reports is not None and self.reports.closed:
-            # Its pipe closes a moment before it can be reaped, and nothing would wake this loop.
-            fork_server.wait()
-        return fork_server.poll() is not None
-
-    def _on_fork_server_end(self) -> None:
-        assert self.fork_server is not None
-        code, self.fork_server = self.fork_server.returncode, None
+    def _on_fork_server_end(self, process: Process) -> None:
+        """The fork server has ended before it was ready, or before it became the runner."""
+        code = processes.exit_code(process.pid)
+        code = -signal.SIGKILL if code is None else code
         log.warning("the fork server has ended: exit code %d", code)
-        self.ready = False
-        for message in self.reports.read() if self.reports is not None else ():
-            self._on_report(message)
+        self.kept.close_sockets()
         if code == -signal.SIGTERM:  # before it could handle it; this process is about to get it
             self._leave("the fork server was terminated (SIGTERM)")
         output, why = self._fork_server_tail(), self._imports_failed
@@ -620,12 +620,13 @@ class Supervisor:
         self._fork_server_output.seek(max(0, size - 3000))
         return self._fork_server_output.read().decode("utf-8", "replace").strip()
 
-    def _kill_fork_server(self) -> None:
-        if self.fork_server is not None:
-            self.fork_server.kill()
-            self.fork_server.wait()
+    def _kill_all(self) -> None:
+        waiting = self._waiting_processes()
         for process in processes.descendants(os.getpid()):
             processes.signal_and_continue(process, signal.SIGKILL)
+        for process in waiting:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, 0)
         self._import_files.cleanup()
 
 

@@ -86,7 +86,7 @@ class Node(ABC):
 
     @abstractmethod
     def fork_runner(self, replicate: str | None) -> None:
-        """Have a runner forked; the argument is why every rank runs the prelude itself, or None."""
+        """Have a runner made; the argument is why every rank runs the prelude itself, or None."""
 
     @abstractmethod
     def decide(self, decision: Decision) -> None:
@@ -119,7 +119,7 @@ class Node(ABC):
 class LocalNode(Node):
     """This machine: the processes of one run below this process.
 
-    `fork_runner` has a runner forked; its argument is why every rank runs the prelude itself, or
+    `fork_runner` has a runner made; its argument is why every rank runs the prelude itself, or
     None. `spared` returns descendants of this process that do not belong to the run; while
     `copying`, another is about to join them, and nothing is signalled.
     """
