@@ -215,8 +215,13 @@ def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, state: str) -> R
     if not path.exists():
         words = "has not returned from the fork (code from the cells above may wait for a lock"
         return RankPlace(None, None, f"{words} or for another process: try --replicate)")
-    frames = _main_thread(_written(path))
     known = CellLines(run.script, spec)
+    # On another host the run's folder has the same name, in another place.
+    ours, script = f"/{run.id}/{run.script.name}", str(run.script)
+    frames = [
+        (script if file.endswith(ours) else file, line, name)
+        for file, line, name in _main_thread(_written(path))
+    ]
     at = next((i for i, frame in enumerate(frames) if frame[0] in known), None)
     if at is None:
         return RankPlace(None, None, "is not in the notebook's code (see stacks.txt)")
@@ -227,7 +232,9 @@ def _place(run: RunDir, spec: RunSpec, attempt: int, rank: int, state: str) -> R
     for block in spec.blocks:
         if block.first <= own <= block.last:
             source = excerpt(read_block(run, block)[own - block.first].strip(), _LONGEST)
-    inside = f"in {_named(frames[at - 1])}, " if at else "at "
+    # torch.distributed's functions are called by a decorator's `wrapper`.
+    called = [frame for frame in frames[:at] if frame[2] != "wrapper"]
+    inside = f"in {_named(called[-1])}, " if called else "at "
     return RankPlace(cell, within, f"{inside}{known.describe(file, line)}: {source}")
 
 
