@@ -15,13 +15,11 @@ from tests.places.test_jobset import V6E, manifest, notebook, pod_of, project
 
 IMPORTS = """import os
 import torch
-import torch_xla
-import torch_xla.core.xla_model as xm
-import torch_xla.runtime as xr"""
-TRAIN = """rank, world = xr.global_ordinal(), xr.world_size()
-total = torch.tensor(rank + 1.0, device=torch_xla.device())
-total = xm.all_reduce('sum', total)
-print(rank, world, total.item(), os.environ['WORD'])"""
+import torch.distributed as dist"""
+TRAIN = """dist.init_process_group('gloo')
+total = torch.tensor(dist.get_rank() + 1.0)
+dist.all_reduce(total)
+print(dist.get_rank(), dist.get_world_size(), total.item(), os.environ['WORD'])"""
 
 
 class PodProcess:
