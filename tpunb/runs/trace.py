@@ -23,7 +23,7 @@ from tpunb.runs.step_times import DeviceTime, StepTimes
 from tpunb.utils import files, records
 
 MOST = 100_000_000
-"""The most bytes of traces that are read, in about a second; further ranks' are left out."""
+"""The most bytes of traces that are read, in some seconds; further ranks' are left out."""
 SUFFIX = ".xplane.pb"
 """The suffix of files with a trace of torch_xla's profiler, which xprof opens."""
 TORCH_SUFFIX = ".pt.trace.json"
