@@ -18,6 +18,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 OTHERS_TEXT = {
     "diagnostics/failure": "logs of any program",
+    "display/log_view.py": "lines of gloo and debugpy, which are left out",
     "utils/memory.py": "the kernel's log and cgroup files",
     "utils/processes.py": "/proc",
     "worker/cells.py": "Python's own SyntaxError",

@@ -58,9 +58,14 @@ def failed(rank: int | None, traceback: str = "") -> Failure:
     return Failure(rank, 1, -11, "SIGSEGV", "Signal", "was killed", None, None, traceback, 0.0)
 
 
-def test_log_lines_are_prefixed_with_their_ranks() -> None:
+CONNECTED = "is connected to 3 peer ranks. Expected number of connected peer ranks is : 3"
+DEBUGGER = "0.00s - Debugger warning: It seems that frozen modules are being used, which may"
+
+
+def test_log_lines_of_the_program_are_prefixed_with_their_ranks() -> None:
     shown = Shown()
     for rank in range(4):
+        shown.feed(rank, f"[Gloo] Rank {rank} {CONNECTED}\n{DEBUGGER}\n")
         shown.feed(rank, f"hello\nI am {rank}\ndone\n")
     shown.wait(0.1)
     assert shown.text == (

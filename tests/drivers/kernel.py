@@ -312,7 +312,7 @@ class Kernel:
         return [
             process
             for supervisor in self.processes()
-            if "tpunb.worker.supervisor import main" in _command(supervisor.pid)
+            if "tpunb: supervisor" in command(supervisor.pid)
             for process in left_below(supervisor.pid)
         ]
 
@@ -364,7 +364,7 @@ def stop_kernel(manager: KernelManager, client: BlockingKernelClient, *, now: bo
     manager.cleanup_resources()
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
     except OSError:

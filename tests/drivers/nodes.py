@@ -145,7 +145,7 @@ class RunOnHosts:
         """The pid of the process that `tpunb node` has become on a host."""
         for pid in self.hosts[number].processes():
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if any("tpunb.worker.supervisor" in w or "torchless.supervise" in w for w in words):
+            if any(w == "tpunb: supervisor" or "torchless.supervise" in w for w in words):
                 return pid
         raise AssertionError("it does not run there")
 

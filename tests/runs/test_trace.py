@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,32 @@ def test_profile_step_times_of_a_tpu_by_rank_and_device(
     assert [path.name for path in read if path.suffix == ".pb"] == ["rank-0.xplane.pb"]
 
 
+def test_profile_step_times_of_a_gpu(run: RunDir) -> None:
+    profile = Profile((1,), 5, 6)
+    folder = trace.session_of(run, profile)
+    folder.mkdir(parents=True)
+    events = [
+        {"cat": kind, "name": name, "pid": 0, "ts": began, "dur": took}
+        for kind, name, began, took in (
+            ("kernel", "void cutlass::Kernel2<…>", 0.5, 4000.25),
+            ("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)", 3000.5, 2000.0),
+            ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 9000.0, 1000.0),
+            ("gpu_user_annotation", "ProfilerStep#5", 0.0, 20000.0),
+        )
+    ]
+    text = json.dumps({"traceEvents": [{"ph": "M", "name": "process_name", "pid": 0}, *events]})
+    (folder / "rank-1.pt.trace.json").write_text(text)
+    steps = trace.read_step_times(run, profile, 2, 1)
+    assert steps is not None
+    assert str(steps).endswith("; device 2.0, collectives 1.0, idle 7.0")
+
+
 def test_profile_step_times_without_devices_or_of_a_damaged_trace(run: RunDir) -> None:
     profile = Profile((1,), 5, 6)
     folder = trace.session_of(run, profile)
     folder.mkdir(parents=True)
     (folder / "rank-1.xplane.pb").write_bytes(b"\xff\x00 cut off")
+    (folder / "rank-1.pt.trace.json").write_bytes(b'{"traceEvents": [{"ph"')
     run.step_times(0, 0).write_text("{")
     steps = trace.read_step_times(run, profile, 2, 1)
     assert steps is not None

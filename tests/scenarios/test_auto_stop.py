@@ -59,11 +59,13 @@ def known(place: Path) -> FakeGcloud:
 
 
 def _watchers(place: Path) -> list[str]:
-    folder = str(place / "home/.cache/tpunb/stop")
+    home = f"HOME={place / 'home'}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and folder.encode() in (entry / "cmdline").read_bytes():
+            if not entry.name.isdigit() or home not in (entry / "environ").read_bytes():
+                continue
+            if b"tpunb: stop when done" in (entry / "cmdline").read_bytes():
                 found.append(entry.name)
         except OSError:  # it has just ended
             continue

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 import tpunb
-from tests.drivers.kernel import Kernel, Ran, kernel, until
+from tests.drivers.kernel import Kernel, Ran, command, kernel, until
 from tests.runs.test_tensorboard import curves
 from tpunb.kernel.options import PARSERS
 from tpunb.runs.directory import RunDir, list_runs
@@ -502,7 +502,9 @@ def test_two_notebooks_train_at_once(nb: Kernel, bare: Kernel) -> None:
     other = bare.run("%%tpu_train --cores 2\nprint('other', os.environ['RANK'])").good()
     assert {"other 0", "other 1"} == set(re.findall(r"other \d", other.stdout))
     assert bare.working() == []
-    assert len(nb.working()) == 4  # the runner and three ranks
+    shown = " ".join(command(each.pid) for each in nb.working())
+    roles = sorted(re.findall(r" tpunb: (\w+(?: \d)?) of ", shown))
+    assert roles == ["prelude", "rank 0", "rank 1", "rank 2"]
     (nb.folder / "go on").touch()
     nb.wait(ran).good()
     assert "on\n" in ran.stdout

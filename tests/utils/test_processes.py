@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,23 @@ def child(starts_processes: None) -> Iterator[subprocess.Popen[str]]:
     made.wait()
     assert made.stdout is not None
     made.stdout.close()
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_title_of_a_process_and_of_its_forks() -> None:
+    code = "import os\nfrom tpunb.utils.processes import set_title\nset_title('fork server')\n"
+    child = python(f"{code}if os.fork(): os.wait()\nset_title('rank 1', 'wine' * 99)")
+    [fork] = processes.descendants(child.pid)
+    found = []
+    for pid in (child.pid, fork.pid):
+        command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+        found += [command, Path(f"/proc/{pid}/comm").read_text().strip()]
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    assert found[:2] == [[sys.executable, "tpunb: fork server"], "tpunb: fork ser"]
+    [program, title], name = found[2:]
+    assert (program, name) == (sys.executable, "tpunb: rank 1")
+    assert title.startswith("tpunb: rank 1 of winewine")  # as much as there is room for
 
 
 def test_zombie(child: subprocess.Popen[str]) -> None:

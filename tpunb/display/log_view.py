@@ -7,6 +7,7 @@ newest. So it stays below what front ends and a Jupyter server's limits can take
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,12 @@ PATIENCE = 1.0
 """Seconds after which an unfinished line is shown as it is."""
 LAST_LINES = 20
 """Last lines of a failed rank's stderr that are always shown."""
+_OF_LIBRARIES = re.compile(
+    r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\."
+    r"|\d+\.\d\ds - (?:Debugger warning: |make the debugger miss |to python to disable frozen "
+    r"|Note: Debugging will proceed\.)"
+)
+"""What gloo and debugpy write when all is well; only run.log has these lines."""
 _FEW = 32
 """Maximum number of ranks whose lines are folded before they are cut: folding saves space."""
 
@@ -119,6 +126,7 @@ class LogView:
         budget = self._budget
         ends = (budget.room or 0, MOST) if budget.is_limited else None
         lines, passed = source.feed(text, now, ends)
+        lines = [line for line in lines if not _OF_LIBRARIES.match(line)]
         if rank is None or not shown:
             source.unseen = source.count
         elif lines or passed:

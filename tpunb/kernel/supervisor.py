@@ -30,7 +30,10 @@ from tpunb.runs.spec import Stop
 from tpunb.utils import cpus, env_vars, interrupts, processes
 from tpunb.utils.modules import import_path
 
-SUPERVISOR = "from tpunb.worker.supervisor import main; main.main()"
+SUPERVISOR = (
+    "from tpunb.utils import processes; processes.set_title('supervisor'); "
+    "from tpunb.worker.supervisor import main; main.main()"
+)
 _ROUNDS = 50
 """Rounds of killing left-over processes, 0.02 s each: another may be forked in the meantime."""
 _TAIL = 3000

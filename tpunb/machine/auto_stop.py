@@ -36,7 +36,7 @@ from tpunb.machine import machine, metadata, tpu_users
 from tpunb.runs import bucket_copies, directory, state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import StopCause
-from tpunb.utils import interrupts, records, tools
+from tpunb.utils import interrupts, processes, records, tools
 from tpunb.utils.errors import SetupError
 from tpunb.utils.files import write_json
 from tpunb.utils.tools import ToolError, ToolProblem
@@ -404,4 +404,5 @@ def _kernels() -> Iterator[tuple[int, bool]]:
 
 def main() -> None:
     """Entry point of the watcher; its last argument is the order."""
+    processes.set_title("stop when done")
     carry_out(records.build(StopOrder, records.parse(sys.argv[-1])))

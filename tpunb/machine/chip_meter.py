@@ -182,6 +182,7 @@ def main() -> None:
     """Measure until standard input, the supervisor's end of a pipe, closes."""
     folder, device, ports, parent = sys.argv[1:]
     processes.die_with_parent(int(parent))
+    processes.set_title("chip meter")
     os.nice(10)
     os.environ["GRPC_VERBOSITY"] = "NONE"
     run, meter = RunDir(folder), ChipMeter(parse_ports(ports), ask_libtpu)

@@ -166,6 +166,7 @@ def _files_of(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 def main() -> None:
     """Copy a run, in a process of its own."""
     run, url = RunDir(sys.argv[1]), sys.argv[2]
+    processes.set_title("copying", run.path.name)
     os.nice(10)
     with contextlib.suppress(OSError):  # a full disk
         files.write_json(run.path / _PROCESS, os.getpid())

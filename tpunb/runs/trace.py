@@ -3,11 +3,14 @@
 Marks are times of a rank's Python thread, which waits for input, for the compiler or, in a
 rehearsal, for other ranks; otherwise it runs the cell (which includes waiting for the device when
 a value is read). A trace from a TPU has a plane for each device, with the programs that ran on it
-and their operations; a trace of a rehearsal has none.
+and their operations; one of torch's profiler has the kernels that ran on a GPU, and copies to and
+from it; a trace of a rehearsal has none.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -20,7 +23,7 @@ from tpunb.runs.step_times import DeviceTime, StepTimes
 from tpunb.utils import files, records
 
 MOST = 100_000_000
-"""The most bytes of traces that are read, in about a second; further ranks' are left out."""
+"""The most bytes of traces that are read, in some seconds; further ranks' are left out."""
 SUFFIX = ".xplane.pb"
 """The suffix of files with a trace of torch_xla's profiler, which xprof opens."""
 TORCH_SUFFIX = ".pt.trace.json"
@@ -29,6 +32,8 @@ _DEVICE = "/device:"
 _PROGRAMS, _OPERATIONS = "XLA Modules", "XLA Ops"
 _COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 """Prefixes of the names of XLA's operations: 'all-reduce-start.3'."""
+_OF_GPU, _NCCL = frozenset({"kernel", "gpu_memcpy", "gpu_memset"}), "nccl"
+"""Categories of events that ran on a GPU, and the prefix of nccl's kernels: 'ncclDevKernel_…'."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,10 @@ def read_step_times(
     session = session_of(run, profile)
     devices, room = [], MOST
     for rank in found:
-        told, length = read_devices(session / f"rank-{rank}{SUFFIX}", room)
-        devices += told
-        room -= length
+        for suffix, devices_in in ((SUFFIX, _tpus), (TORCH_SUFFIX, _gpus)):
+            data = _read(session / f"rank-{rank}{suffix}", room)
+            devices += devices_in(data)
+            room -= len(data)
     device = None
     if devices:
         each = len(devices) * max(len(marks.seconds) for marks in found.values())
@@ -108,26 +114,42 @@ def _read_marks(path: Path) -> Marks | None:
     return marks if marks.seconds and columns == {len(marks.seconds)} else None
 
 
-def read_devices(trace: Path, most: int = MOST) -> tuple[list[DeviceTime], int]:
-    """Return the times of each device in a rank's trace, and the number of bytes read.
-
-    There are no times if the file is missing, truncated or larger than `most` bytes.
-    """
+def _read(trace: Path, most: int) -> bytes:
+    """Return a rank's trace; b"" if the file is missing or larger than `most` bytes."""
     try:
-        if trace.stat().st_size > most:
-            return [], 0
-        data = trace.read_bytes()
+        return b"" if trace.stat().st_size > most else trace.read_bytes()
     except OSError:
-        return [], 0
+        return b""
+
+
+def _tpus(data: bytes) -> list[DeviceTime]:
+    """Return the times of each device in a trace of torch_xla's; [] if it is cut off."""
     from google.protobuf.message import DecodeError
 
     space = xspace()
     try:
         space.ParseFromString(data)
-    except DecodeError:  # cut off
-        return [], len(data)
-    planes = [plane for plane in space.planes if plane.name.startswith(_DEVICE)]
-    return [_device_time(plane) for plane in planes], len(data)
+    except DecodeError:
+        return []
+    return [_device_time(plane) for plane in space.planes if plane.name.startswith(_DEVICE)]
+
+
+def _gpus(data: bytes) -> list[DeviceTime]:
+    """Return the times of each GPU in a trace of torch's profiler; [] if it is cut off."""
+    try:
+        events = json.loads(data)["traceEvents"]
+    except ValueError:
+        return []
+    ran: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    exchanged: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in _OF_GPU:
+            began = int(event["ts"] * 1e6)  # from microseconds
+            span = (began, began + int(event["dur"] * 1e6))
+            ran[event["pid"]].append(span)
+            if event["name"].startswith(_NCCL):
+                exchanged[event["pid"]].append(span)
+    return [DeviceTime(_covered(spans), _covered(exchanged[gpu])) for gpu, spans in ran.items()]
 
 
 def _device_time(plane: Any) -> DeviceTime:

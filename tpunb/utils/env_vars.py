@@ -38,10 +38,13 @@ RESUME: Final = "TPUNB_RESUME"
 """In a rank: where `tpunb.load` searches if the run has no checkpoint of its own (`--resume`)."""
 RAN: Final = "TPUNB_RAN"
 """In the kernel of `tpunb run`: a file to which each run's folder is appended."""
-PER_RUN: Final = (
-    *(RUN, ATTEMPT, RESUME, RAN),
-    *("WANDB_SERVICE", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID"),  # set by wandb and mlflow
+_OF_TRACKERS: Final = (
+    *("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH"),
+    *("MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_ACTIVE_MODEL_ID", "_MLFLOW_ACTIVE_MODEL_ID"),
+    *("_MLFLOW_TELEMETRY_SESSION_ID", "CLEARML_PROC_MASTER_ID", "TRAINS_PROC_MASTER_ID"),
 )
+"""Set by wandb 0.31, MLflow 3.17 and ClearML 2.1 themselves, which name their own run by them."""
+PER_RUN: Final = (RUN, ATTEMPT, RESUME, RAN, *_OF_TRACKERS)
 """Variables that differ from run to run and that no cell above the train cell needs."""
 CORES: Final = "TPUNB_CORES"
 """In the kernel of `tpunb run --cores`: the cores of every run, overriding its cell's options."""

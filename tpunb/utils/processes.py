@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 # From <linux/prctl.h>; Python has no wrapper for prctl.
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 spawned_by_rank = False
@@ -209,6 +210,24 @@ def reap_adopted(own: Sequence[Process]) -> None:
         stat = _stat(int(name))
         if stat is not None and stat.ppid == os.getpid() and stat.state == "Z":
             os.waitpid(int(name), os.WNOHANG)
+
+
+def set_title(role: str, run: str = "") -> None:
+    """Show this process in ps as 'python tpunb: rank 1 of wine', in top as 'tpunb: rank 1'.
+
+    The title replaces the arguments where ps reads them: in this process's memory, and in that of
+    its forks. The program's name stays, because C libraries print it. Where the kernel does not
+    tell the place (gVisor's), or it cannot be written, nothing changes.
+    """
+    title = f"tpunb: {role}"
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
+    begin, end = (int(field) for field in (_stat_fields(os.getpid())[45:47] or (0, 0)))
+    full = f"{title} of {run}" if run else title
+    with contextlib.suppress(OSError), open("/proc/self/mem", "r+b", buffering=0) as memory:
+        with open("/proc/self/cmdline", "rb") as file:
+            begin += len(file.read().partition(b"\0")[0]) + 1
+        if room := max(0, end - begin):
+            os.pwrite(memory.fileno(), full.encode()[: room - 1].ljust(room, b"\0"), begin)
 
 
 def die_with_adopter(adopter: int) -> None:

@@ -40,6 +40,7 @@ def main() -> None:
     supervisor, writer, lifeline = (int(argument) for argument in sys.argv[-3:])
     os.set_inheritable(lifeline, False)
     processes.die_with_parent(supervisor)
+    processes.set_title("fork server")
     # The supervisor ignores SIGINT, which a child inherits; a script on its own does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     script_end.stop_on_sigterm()

@@ -114,6 +114,7 @@ def _become(task: Assignment, reports: MessageWriter) -> None:
     """Set up everything in which this process differs from the one that it was forked from."""
     os.setsid()  # its children can be told apart, and signals to other groups do not reach it
     processes.die_with_parent(task.runner)
+    processes.set_title(f"rank {task.rank}", task.spec.name)
     reports.close()
     script_end.disown_children()
     os.environ.update(task.env)

@@ -20,7 +20,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.protocol import ForkRunner, MessageWriter, PreludeNotForkable, RunnerExits
 from tpunb.runs.spec import PhaseKind, RunSpec
-from tpunb.utils import cpus, descriptors, env_vars, files, modules
+from tpunb.utils import cpus, descriptors, env_vars, files, modules, processes
 from tpunb.worker import cells, elastic, figures, fork_safety, kept_device, rank, script_end, stdio
 from tpunb.worker.cells import Cells
 from tpunb.worker.elastic import Host, HostOfSeveral, SingleHost
@@ -36,6 +36,7 @@ def main(order: ForkRunner, copier: PreludeCopier, copy: Copy) -> NoReturn:
     """
     run = RunDir(order.dir)
     spec = run.read_spec()
+    processes.set_title("prelude", spec.name)  # before threads are named after this process
     host: Host = SingleHost(run.id)
     if order.node_rank is not None:
         decisions = copier.take_socket()

@@ -99,7 +99,7 @@ def program(folder: Path, *command: str, **env: str) -> Iterator[str]:
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
-        env=environ(folder, **env),
+        env=environ(folder, PWD=str(folder), **env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:

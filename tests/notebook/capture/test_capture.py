@@ -160,7 +160,7 @@ NOTEBOOK = (
     code("later = 1"),
 )
 RUNNERS = {
-    "papermill": (["papermill", "in.ipynb", "out.ipynb"], "papermill"),
+    "papermill": (["papermill", "--cwd", "kernels", "in.ipynb", "out.ipynb"], "papermill"),
     "papermill in place, as a batch run on Kaggle": (
         [sys.executable, "-m", "papermill", "in.ipynb", "in.ipynb"],
         "papermill",
@@ -174,9 +174,9 @@ RUNNERS = {
 
 
 def run(command: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True
-    )
+    env = environ(tmp_path, PWD=str(tmp_path))
+    (tmp_path / "kernels").mkdir(exist_ok=True)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -10,7 +10,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.protocol import OrderChannel, PreludeKept
 from tpunb.runs.spec import Block, RunSpec
 from tpunb.utils.processes import Process
-from tpunb.worker.supervisor.kept_preludes import KeptPreludes, Waiting
+from tpunb.worker.supervisor.kept_preludes import KeptPreludes, PreludeInputs, Waiting
 
 
 def copy(number: int, cells: int = 1) -> PreludeKept:
@@ -18,12 +18,27 @@ def copy(number: int, cells: int = 1) -> PreludeKept:
     return PreludeKept(os.getpid(), number, cells, seconds=1.0, modules={}, folders=[])
 
 
-def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(tmp_path: Path) -> None:
-    folder = RunDir(tmp_path)
+def _prepared(path: Path) -> tuple[RunDir, RunSpec]:
+    folder = RunDir(path)
     folder.script.write_text("a = 1\nb = a\n")
     blocks = (Block("prelude", 1, 1, 0, 1), Block("train", 2, 2, 1, 2))
-    spec = RunSpec("id", "run", 1, "CPU", str(tmp_path), (), blocks)
+    spec = RunSpec("id", "run", 1, "CPU", str(path), (), blocks)
     folder.write_spec(spec)
+    return folder, spec
+
+
+def test_variables_that_trackers_set_for_themselves_change_no_prelude(tmp_path: Path) -> None:
+    folder, spec = _prepared(tmp_path)
+
+    def inputs(**env: str) -> PreludeInputs:
+        return PreludeInputs.of_run(folder, spec, env, {})
+
+    assert inputs(WANDB_SERVICE="1", _MLFLOW_TELEMETRY_SESSION_ID="1") == inputs()
+    assert inputs(WANDB_PROJECT="digits") != inputs()
+
+
+def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(tmp_path: Path) -> None:
+    folder, spec = _prepared(tmp_path)
     kept = KeptPreludes()
     assert kept.begin(folder, spec, {}, print) is None
     late = kept.next_copy

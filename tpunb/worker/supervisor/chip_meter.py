@@ -6,21 +6,15 @@ import contextlib
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 
 from tpunb.runs.directory import RunDir
-from tpunb.utils import processes
-from tpunb.utils.files import PACKAGE_ROOT
+from tpunb.utils import interrupts, processes
 from tpunb.utils.processes import Process
 
 PORTS = "TPU_RUNTIME_METRICS_PORTS"
 """libtpu's variable: the ports on which the processes of this host serve their chips' metrics."""
 LIBRARIES = {"TPU": "tpu_info", "GPU": "pynvml"}
-_METER = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from tpunb.machine import chip_meter; chip_meter.main()"
-)
 
 
 class MeterProcess:
@@ -30,12 +24,12 @@ class MeterProcess:
         """Start the process. Raises OSError if it cannot be started."""
         which = env.get("CUDA_VISIBLE_DEVICES", "all") if device == "GPU" else env.get(PORTS, "")
         asked = [str(run.path), device, which, str(os.getpid())]
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", _METER, PACKAGE_ROOT, *asked],
+        self._popen = interrupts.start_in_own_session(
+            "from tpunb.machine import chip_meter; chip_meter.main()",
+            *asked,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
             cwd="/",
         )
         self.process: Process | None = processes.find_process(self._popen.pid)

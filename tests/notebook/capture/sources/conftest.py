@@ -20,8 +20,10 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    (tmp_path / "kernels").mkdir()
+    there = "import os, sys; '--cwd' not in sys.argv or os.chdir('kernels'); "
     for name in ("papermill", "papermill.py", "jupyter-nbconvert", "jupyter", "jupyter-lab"):
-        (tmp_path / name).write_text("print(flush=True); input()", encoding="utf-8")
+        (tmp_path / name).write_text(there + "print(flush=True); input()", encoding="utf-8")
     write(tmp_path / "in.ipynb", "a = 1", "b = 2")
     write(tmp_path / "out.ipynb", "a = 1", "# Parameters\na = 2", "b = 2")
     write(tmp_path / "other.ipynb", "a = 1")

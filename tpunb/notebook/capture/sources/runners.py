@@ -5,6 +5,7 @@ They do not tell the kernel which notebook it runs, so it inspects the program t
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path, PurePath
 
 from tpunb.notebook.capture.sources.base import Kernel, LocatedNotebook, overlap
@@ -30,10 +31,13 @@ def from_command_line(kernel: Kernel) -> LocatedNotebook | None:
     runner, rest = _runner(parent.arguments)
     if runner is None:
         return None
-    named = [path for word in rest if (path := _notebook(parent.folder, word))]
+    # papermill --cwd changes to another folder than that in which the command was typed.
+    folders = (parent.folder, Path(parent.environ.get("PWD", parent.folder)))
+    words = [[path for folder in folders if (path := _notebook(folder, word))] for word in rest]
+    named = [paths for paths in words if paths]
     if runner == "papermill":
         named = named[:1]  # the input; the output holds the same cells and is being written
-    best = max(named, key=lambda path: overlap(path, kernel), default=None)
+    best = max(chain(*named), key=lambda path: overlap(path, kernel), default=None)
     if best is None or not overlap(best, kernel):
         return None
     return LocatedNotebook(f"the command line of {runner}", best)
