@@ -21,6 +21,7 @@ from tpunb.runs.spec import RunState
 from tpunb.utils import env_vars
 from tpunb.utils.ansi import clean
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.text import number
 
 if TYPE_CHECKING:
     from papermill.exceptions import PapermillExecutionError
@@ -186,20 +187,16 @@ def _make_folder(output: Path) -> None:
 @contextmanager
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
     """Context manager: set variables for the notebook's kernel, which inherits the environment."""
-    before = {name: os.environ.get(name) for name in values}
-    _set(values)
+    before = dict(os.environ)
+    os.environ.update((name, value) for name, value in values.items() if value is not None)
+    for name in values:
+        if values[name] is None:
+            os.environ.pop(name, None)
     try:
         yield
     finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _describe(result: RunResult) -> str:
@@ -209,5 +206,5 @@ def _describe(result: RunResult) -> str:
     for row in metrics.reduce_rows(metrics.read_rows(result.dir / "metrics.jsonl"), whole=True):
         last |= metrics.values_of(row)
     return " · ".join(
-        [f"{result.name}: {ended}", *(f"{name} {value:.4g}" for name, value in last.items())]
+        [f"{result.name}: {ended}", *(f"{name} {number(value)}" for name, value in last.items())]
     )
