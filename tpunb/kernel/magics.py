@@ -168,7 +168,7 @@ def _name_what_was_meant(result: ExecutionResult | None) -> None:
     if result is None or not isinstance(result.error_in_exec, UsageError):
         return
     magics = {parser.prog.lstrip("%"): parser.prog for parser in options.PARSERS}
-    text = str(result.info.raw_cell)
+    text = str(getattr(result.info, "raw_cell", ""))
     for kind, name in _OURS.findall(text):
         if name not in magics:
             known = ", ".join(magics.values())
