@@ -174,7 +174,7 @@ def test_table_of_runs(shell: InteractiveShell, tmp_path: Path) -> None:
     assert shown is not None
     heads = re.findall(r"<th[^>]*>(.*?)</th>", shown)
     assert heads == plain(shell, table).splitlines()[0].split()  # one source of columns
-    assert heads == ["run", "state", "cores", "time", "started", "failure"]
+    assert heads == ["run", "state", "cores", "time", "failure"]
     assert ">&lt;b&gt; &amp; more</td>" in shown
     assert shown.count(f"solid {status.COLOURS[RunState.FAILED]}") == 1
     assert "<div>and 2 older: --all</div>" in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpunb.display.front_end import FrontEnd, current_front_end
+from tpunb.display.front_end import FrontEnd
 from tpunb.display.output_budget import FIRST, NEWEST, ROOM
 from tpunb.display.run_view import RunView
 from tpunb.runs.directory import RunDir
@@ -253,7 +253,3 @@ def test_run_folder_below_the_working_directory_is_shown_relative(
     )
     view.tick()
     assert " · runs/one · updated " in notebook.of("status")[0]
-
-
-def test_front_end_outside_a_kernel_publishes_only_text() -> None:
-    assert current_front_end().publish is None

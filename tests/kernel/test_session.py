@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics
+from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
 import tpunb
 from tests.kernel.test_pipeline import SMALL, notebook
 from tpunb.errors import RankFailedError, TpunbError
-from tpunb.kernel import device, options, pipeline, runs, session
+from tpunb.kernel import device, magics, options, pipeline, runs, session
 from tpunb.kernel.launcher import Attached, Run
-from tpunb.kernel.magics import TpuMagics
 from tpunb.kernel.pipeline import RunRequest
 from tpunb.kernel.session import Session
 from tpunb.runs import last_run, listing
@@ -235,18 +233,35 @@ def test_an_interrupt_while_a_run_begins_stops_it_and_keeps_its_folder(
     assert result.dir.is_dir()
 
 
-@pytest.mark.parametrize("cell", ["# note\n%%tpu_train\n1", "x = 1\n%%tpu_debug --nan\nx"])
-def test_a_cell_magic_below_the_first_line(
-    cell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("# note\n%%tpu_train\n1", "%%tpu_train must be the first line of its cell, above comm"),
+        ("x = 1\n%%tpu_debug --nan\nx", "%%tpu_debug must be the first line of its cell, above "),
+        ("%tpu_status", "%tpu_runs lists runs, and %tpu_attach shows one. All magics: %tpu_setup,"),
+        ("%%tpu_train --cores 9999\nx", ""),
+    ],
+)
+def test_a_magic_that_does_not_exist_there(
+    kernel: Session, cell: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    shell = InteractiveShell()
-    magics = TpuMagics.__new__(TpuMagics)  # without a session
-    Magics.__init__(magics, shell)
-    shell.register_magics(magics)
+    magics.load_ipython_extension(shell := InteractiveShell())
     assert not shell.run_cell(cell).success
-    said = "".join(capsys.readouterr())
-    assert f"UsageError: {cell.split()[2 if cell[0] == '#' else 3]} must be the first line" in said
+    magics.unload_ipython_extension(shell)
+    error, *below = capsys.readouterr().err.splitlines()
+    assert error.startswith("UsageError: ")
+    assert [line[: len(said)] for line in below] == [said] * bool(said)
+
+
+@pytest.mark.parametrize(("above", "told"), [("%%time", True), ("%%tpu_train", False)])
+def test_a_cell_that_starts_processes_itself_is_told_of_the_magic(
+    above: str, told: bool, kernel: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = f"{above}\nfrom accelerate import notebook_launcher\nnotebook_launcher(f, (), 2)"
+    info = ExecutionInfo(cell, True, False, True, None)
+    kernel.shell.events.trigger("pre_run_cell", info)
+    said = "notebook_launcher often hangs or fails in the kernel: with %%tpu_train above it, "
+    assert capsys.readouterr().out.startswith(said) is told
 
 
 class TestCores:

@@ -69,10 +69,7 @@ def test_small_files_are_sent_whole_when_they_change(run: RunDir) -> None:
     pulse, progress = run.heartbeat(0, 2), run.progress(0, 2)
     pulse.write_bytes(b"\x00" * 80)
     progress.write_text("{}")
-    assert said(stream) == {
-        "attempts/0/2/pulse": b"\x00" * 80,
-        "attempts/0/2/progress.json": b"{}",
-    }
+    assert said(stream) == {"attempts/0/2/pulse": b"\x00" * 80, "attempts/0/2/progress.json": b"{}"}
     assert said(stream) == {}
     pulse.write_bytes(b"\x01" * 80)
     assert said(stream) == {"attempts/0/2/pulse": b"\x01" * 80}

@@ -128,9 +128,7 @@ def test_parameters_are_hparams_beside_the_metrics(tmp_path: Path) -> None:
     ) == [(0.1, pytest.approx(0.05)), (0.2, pytest.approx(0.1))]
 
 
-def test_tensorboard_file_is_written_by_one_follower_at_a_time(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_file_is_written_by_one_follower_at_a_time(tmp_path: Path) -> None:
     run, metrics = RunDir(tmp_path), [Metric(0, 1, {"loss": 1.0})]
     with open(tmp_path / ".board.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

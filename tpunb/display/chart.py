@@ -24,8 +24,8 @@ LARGE = Size(680, 260, 6)
 """Size in the panel; on a narrow page the chart shrinks to NARROWEST."""
 NARROWEST = 400
 """Minimum width of a chart in the panel, so that its numbers stay readable; then it scrolls."""
-SMALL = Size(264, 150, 4)
-"""Size in a card: three charts in a row, or one on a narrow page."""
+SMALL = Size(248, 150, 4)
+"""Size in a card: three charts in a row on a page of 1280 pixels, or one on a narrow page."""
 MAX_POINTS = 600
 """Maximum number of points; if there are more values, each point is the mean of several."""
 _LEFT, _RIGHT, _BOTTOM, _TOP = 52, 16, 34, 26

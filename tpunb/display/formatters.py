@@ -14,7 +14,7 @@ from tpunb.display import chart, html, status
 from tpunb.notebook.models import Snapshot
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState
-from tpunb.utils.text import duration
+from tpunb.utils.text import duration, number
 
 if TYPE_CHECKING:
     from tpunb.runs.listing import RunTable
@@ -78,7 +78,7 @@ def result_card(of: RunResult) -> str:
         aside=str(of.dir),
         metrics=[
             html.CardMetric(
-                name, value := f"{points[-1][1]:.4g}", chart=status.chart_of(of, name, value)
+                name, value := number(points[-1][1]), chart=status.chart_of(of, name, value)
             )
             for name, points in list(of.summary.curves.items())[: status.MOST_METRICS]
         ],

@@ -325,10 +325,10 @@ def silence_line(after: float) -> str:
     a reopened one, loses the style that hides it.
     """
     style = (
-        f"@keyframes tpunb-silence{{to{{transform:none}}}}"
+        f"@keyframes tpunb-silence{{to{{max-block-size:9em}}}}"
         f".{PANEL}.jupyter-widgets-disconnected{{display:none}}"
     )
-    hidden = f"transform:scale(0);animation:tpunb-silence 1ms {after:.0f}s forwards"
+    hidden = f"max-block-size:0;overflow:hidden;animation:tpunb-silence 1ms {after:.0f}s forwards"
     text = "no longer connected: %load_ext tpunb, then %tpu_attach, in any cell show the run"
     return f'<style>{style}</style><div style="{hidden}">{text}</div>'
 
@@ -424,7 +424,7 @@ def preformatted(inner: str) -> str:
     """Return a block of code or output; `inner` is HTML."""
     style = (
         "margin:6px 0;padding:6px 10px;background-color:rgba(128,128,128,0.13);"
-        "border-radius:4px;overflow:auto;font-family:monospace"
+        "border-radius:4px;overflow:auto;font-family:monospace;word-break:normal"
     )
     return f'<pre style="{style}">{inner}</pre>'
 
@@ -445,7 +445,7 @@ def table(heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> st
     def cells(kind: str, texts: Sequence[str], border: str) -> str:
         found = []
         for text in texts:
-            wrap = "normal" if len(text) > _MAX_UNBROKEN else "nowrap"
+            wrap = "normal;min-width:200px" if len(text) > _MAX_UNBROKEN else "nowrap"
             style = f"text-align:left;vertical-align:top;padding:2px 10px;white-space:{wrap}"
             found.append(f'<{kind} style="{style};{border}">{escape(text)}</{kind}>')
             border = ""

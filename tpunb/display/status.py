@@ -50,7 +50,7 @@ from tpunb.runs.spec import (
     name_device,
 )
 from tpunb.utils.terminal import Style, join, paint
-from tpunb.utils.text import duration, excerpt, fold
+from tpunb.utils.text import duration, excerpt, fold, number
 
 MOST_METRICS = 6
 MOST_UNFINISHED = 8
@@ -278,7 +278,7 @@ class RunStatus:
             metrics=[
                 CardMetric(
                     name,
-                    value := f"{self._reduced(name):.4g}",
+                    value := number(self._reduced(name)),
                     self._sparklines[name],
                     "" if self._result is None else chart_of(self._result, name, value),
                 )
@@ -491,7 +491,7 @@ class RunStatus:
 
     def _newest(self) -> list[str]:
         """Return the newest step, and each metric's newest value."""
-        values = [f"{name} {self._reduced(name):.4g}" for name in self._metrics]
+        values = [f"{name} {number(self._reduced(name))}" for name in self._metrics]
         left_out = len(self._metrics) - MOST_METRICS
         if left_out > 0:
             values[-left_out:] = [f"and {left_out} more"]

@@ -19,7 +19,6 @@ from tpunb.kernel.supervisor import SupervisorProcess
 from tpunb.machine import environment
 from tpunb.notebook.convert import earlier_values
 from tpunb.notebook.models import Script, Snapshot
-from tpunb.places.hosts_target import Target
 from tpunb.runs import copied_values, state, summary
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Ended, Event, Note
@@ -218,18 +217,12 @@ class Launcher:
         self, request: RunRequest, folder: RunDir, spec: RunSpec, snapshot: Snapshot
     ) -> Run | Attached:
         """Write a run's script, spec and notebook into its folder, and start the run."""
+        if request.target.hosts:
+            return self._begin_at(request, folder, spec, snapshot)
         script, detached = request.notebook.script, request.options.detach
-        if (target := request.target).hosts:
-            env = request.remote_env(folder.id)
-            return self.start_at(target, folder, spec, script, snapshot, env, detached=detached)
+        restored = request.restored
         return self.start(
-            folder,
-            spec,
-            script,
-            snapshot,
-            request.env,
-            restored=request.restored,
-            detached=detached,
+            folder, spec, script, snapshot, request.env, restored=restored, detached=detached
         )
 
     def start(
@@ -270,23 +263,14 @@ class Launcher:
         self.warm(env)
         return Attached(folder)
 
-    def start_at(
-        self,
-        target: Target,
-        folder: RunDir,
-        spec: RunSpec,
-        script: Script,
-        snapshot: Snapshot,
-        env: Mapping[str, str],
-        *,
-        detached: bool = False,
+    def _begin_at(
+        self, request: RunRequest, folder: RunDir, spec: RunSpec, snapshot: Snapshot
     ) -> Run | Attached:
-        """Start a run on the hosts of a place, with a supervisor of its own.
-
-        `env`: variables for the ranks in addition to their hosts' own.
-        """
+        """Start a run on the hosts of a place, with a supervisor of its own."""
         from tpunb.places.hosts_target import HostsTarget
 
+        target, script = request.target, request.notebook.script
+        detached, env = request.options.detach, request.remote_env(folder.id)
         assert isinstance(target, HostsTarget)
         write_folder(folder, spec, script, snapshot, env)
         for run in earlier_values.runs_read(script.text):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from IPython.core.display_functions import display
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from tpunb import data
@@ -34,6 +35,7 @@ from tpunb.runs.result import RunResult
 
 _Options = TypeVar("_Options")
 _ALONE = re.compile(r"%%tpu_(train|debug)\b(?!\?)")
+_OURS = re.compile(r"^\s*(%%?)(tpu_\w+)", re.MULTILINE)
 
 
 def _line(
@@ -90,13 +92,6 @@ def _documented(
     return registered
 
 
-def _named(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """IPython's `line_magic(name)`, whose type stubs allow functions only."""
-    decorate: Any = line_magic
-    registered: Callable[[Callable[..., None]], Callable[..., None]] = decorate(name)
-    return registered
-
-
 @magics_class
 class TpuMagics(Magics):
     """The magics that `%load_ext tpunb` registers."""
@@ -135,14 +130,6 @@ class TpuMagics(Magics):
         )
         return debug.run_cell(self.session.shell, cell, wanted)
 
-    @_named("%tpu_train")
-    def _train_below_the_first_line(self, line: str) -> None:
-        _refuse_below_the_first_line("%%tpu_train")
-
-    @_named("%tpu_debug")
-    def _debug_below_the_first_line(self, line: str) -> None:
-        _refuse_below_the_first_line("%%tpu_debug")
-
     @_line(options.RUNS)
     def tpu_runs(self, chosen: RunsOptions) -> None:
         display(listing.list_runs(self.session.defaults.runs, whole=chosen.whole))
@@ -161,15 +148,6 @@ class TpuMagics(Magics):
         return self.session.attach(chosen)
 
 
-def _refuse_below_the_first_line(magic: str) -> NoReturn:
-    """Raise UsageError. IPython reads `%%tpu_train` below other lines as a line magic named
-    `%tpu_train`.
-    """
-    raise UsageError(
-        f"{magic} must be the first line of its cell: move it above all other lines, also comments"
-    )
-
-
 def _with_body(lines: list[str]) -> list[str]:
     """Give a cell of one line a body, without which IPython refuses even `%%tpu_train --help`."""
     code = [line for line in lines if line.strip()]
@@ -182,6 +160,27 @@ def _with_body(lines: list[str]) -> list[str]:
 _with_body.has_side_effects = True  # type: ignore[attr-defined]
 
 
+def _name_what_was_meant(result: ExecutionResult | None) -> None:
+    """After a cell with a magic that does not exist: print which one does, or where it must be.
+
+    IPython reads `%%tpu_train` below other lines as a line magic named `%tpu_train`.
+    """
+    if result is None or not isinstance(result.error_in_exec, UsageError):
+        return
+    magics = {parser.prog.lstrip("%"): parser.prog for parser in options.PARSERS}
+    text = str(getattr(result.info, "raw_cell", ""))
+    for kind, name in _OURS.findall(text):
+        if name not in magics:
+            known = ", ".join(magics.values())
+            meant = f"%tpu_runs lists runs, and %tpu_attach shows one. All magics: {known}"
+        elif kind == "%%" and not text.lstrip().startswith("%%"):
+            meant = f"{magics[name]} must be the first line of its cell, above comments, too"
+        else:
+            continue
+        print(meant, file=sys.stderr)
+        return
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext tpunb.kernel.magics`. Loading it again changes nothing."""
     if _loaded(shell) is None:
@@ -190,6 +189,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         completion.register_completers(shell, lambda: magics.session.defaults.runs)
         formatters.register_formatters(shell)
         shell.input_transformers_cleanup.insert(0, _with_body)
+        shell.events.register("post_run_cell", _name_what_was_meant)
 
 
 def load_session(shell: InteractiveShell) -> Session:
@@ -207,6 +207,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
         magics.session.close()
         formatters.unregister_formatters(shell)
         shell.input_transformers_cleanup.remove(_with_body)
+        shell.events.unregister("post_run_cell", _name_what_was_meant)
         completion.unregister_completers(shell)
         for kind in ("line", "cell"):
             table = shell.magics_manager.magics[kind]

@@ -338,9 +338,7 @@ class TrainOptions:
         group=ADVANCED,
     )
     replicate: bool = flag(
-        "--replicate",
-        help="run the prelude in every rank, as under torchrun",
-        group=ADVANCED,
+        "--replicate", help="run the prelude in every rank, as under torchrun", group=ADVANCED
     )
     profile: Profile | None = option(
         "--profile",
@@ -399,9 +397,7 @@ class LogsOptions:
     run: str | None = run_argument("the latest")
     ranks: str = ranks_option("")
     stream: str | None = option(
-        "--stream",
-        choices=("stdout", "stderr", "prelude"),
-        help="show only lines of this stream",
+        "--stream", choices=("stdout", "stderr", "prelude"), help="show only lines of this stream"
     )
     level: str | None = option(
         "--level",

@@ -352,27 +352,11 @@ class _Widgets:
         self._root = w.VBox([*above, self._tabs])
         self._root.add_class(html.PANEL)
         self._last = w.HTML()
-        inputs = (
-            self._tabs,
-            self._search,
-            self._level,
-            self._rank,
-            self._metric,
-            self._log_scale,
-            self._zoom,
-        )
+        inputs = (self._tabs, self._search, self._level, self._rank, *of_chart)
         for widget in inputs:
             _answer_in_subshell(widget)
             widget.observe(self._note, ["value", "selected_index"])
-        self._all = [
-            *inputs,
-            self._log,
-            self._chart,
-            log,
-            drawn,
-            *above,
-            *rows,
-        ]
+        self._all = [*inputs, self._log, self._chart, log, drawn, *above, *rows]
 
     def _note(self, change: Any) -> None:
         self.changed = True

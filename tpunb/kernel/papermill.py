@@ -21,6 +21,7 @@ from tpunb.runs.spec import RunState
 from tpunb.utils import env_vars
 from tpunb.utils.ansi import clean
 from tpunb.utils.errors import TpunbError
+from tpunb.utils.text import number
 
 if TYPE_CHECKING:
     from papermill.exceptions import PapermillExecutionError
@@ -209,5 +210,5 @@ def _describe(result: RunResult) -> str:
     for row in metrics.reduce_rows(metrics.read_rows(result.dir / "metrics.jsonl"), whole=True):
         last |= metrics.values_of(row)
     return " · ".join(
-        [f"{result.name}: {ended}", *(f"{name} {value:.4g}" for name, value in last.items())]
+        [f"{result.name}: {ended}", *(f"{name} {number(value)}" for name, value in last.items())]
     )

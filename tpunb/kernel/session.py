@@ -47,6 +47,7 @@ from tpunb.machine.machine import Machine
 from tpunb.machine.metadata import Metadata
 from tpunb.notebook.capture.capture import capture
 from tpunb.notebook.capture.history import History
+from tpunb.notebook.convert.launch_calls import starts_processes
 from tpunb.notebook.errors import NotebookError, NotebookNotFoundError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import LaunchCall
@@ -122,6 +123,7 @@ class Session:
             ("pre_run_cell", self.auto_stop.begin_cell),
             ("pre_run_cell", device.defer_interrupts),
             ("pre_run_cell", self._prepare_device),
+            ("pre_run_cell", self._name_launcher),
             ("post_run_cell", device.note_cell),
             ("post_run_cell", self.auto_stop.end_cell),
             ("post_run_cell", self._run_ahead),
@@ -143,6 +145,17 @@ class Session:
         text = str(info.raw_cell or "")
         if "tpu" in text and "tpu_train" not in cell_magics(text):
             self._rehearse_tpu(text)
+
+    def _name_launcher(self, info: ExecutionInfo) -> None:
+        """Before a cell that starts processes from the kernel: print how it trains as a run."""
+        text = str(info.raw_cell or "")
+        if not {"tpu_train", "tpu_debug"} & {*cell_magics(text)} and (
+            launcher := starts_processes(text, (run.source for run in self.history.executions()))
+        ):
+            print(
+                f"{launcher} often hangs or fails in the kernel: with %%tpu_train above it, this "
+                "cell runs on every core"
+            )
 
     def _rehearse_tpu(self, cell: str = "") -> None:
         """Rehearse TorchTPU's device in the kernel if runs use it, unless it has the TPU."""

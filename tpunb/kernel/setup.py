@@ -24,11 +24,7 @@ _LEAVING = 0.5
 
 
 def show_report(
-    report: SetupReport,
-    *,
-    preload: str,
-    json: bool,
-    preloaded: Callable[[], bool] = lambda: False,
+    report: SetupReport, *, preload: str, json: bool, preloaded: Callable[[], bool] = lambda: False
 ) -> None:
     """Show the environment in the running cell.
 

@@ -34,7 +34,7 @@ def label_runs(runs: Sequence[tuple[str, Mapping[str, Any], str]]) -> list[str]:
     labels = []
     for name, values, _ in runs:
         parts = [name] if several or not differ else []
-        parts += [f"{each}={_short(values[each])}" for each in differ if each in values]
+        parts += [f"{each}={short(values[each])}" for each in differ if each in values]
         labels.append(excerpt(", ".join(parts) or name, LONGEST))
     unique = []
     for label, (_, _, id) in zip(labels, runs, strict=True):
@@ -43,5 +43,5 @@ def label_runs(runs: Sequence[tuple[str, Mapping[str, Any], str]]) -> list[str]:
     return unique
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

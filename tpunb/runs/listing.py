@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tpunb.runs import bucket_copies, directory, metrics, ownership, summary, tensorboard
 from tpunb.runs.directory import RunDir
-from tpunb.runs.labels import differing
+from tpunb.runs.labels import differing, short
 from tpunb.runs.parameters import parameters
 from tpunb.runs.result import STATE_STYLES
 from tpunb.runs.spec import RunState
@@ -21,7 +21,7 @@ from tpunb.utils import env_vars, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import size_of
 from tpunb.utils.terminal import Printable, Style, join, paint
-from tpunb.utils.text import date_and_time, duration, excerpt, size
+from tpunb.utils.text import duration, excerpt, number, size
 
 DAY = 86_400.0
 NEWEST = 20
@@ -168,7 +168,6 @@ class RunTable(Printable):
             **further,
             "cores": [each.cores for each in runs],
             "time": [each.took for each in runs],
-            "started": [date_and_time(each.started) for each in runs],
             "notebook": notebooks if len({*notebooks}) > 1 else [""] * len(runs),
             "failure": [excerpt(each.failure, _LONGEST) for each in runs],
         }
@@ -215,7 +214,7 @@ def list_runs(runs: Path, *, whole: bool = False) -> RunTable:
 
 def _best(run: RunDir) -> str:
     best = metrics.best_values(summary.read_steps(run, _READ))
-    return f"{best[0].name} {best[0].value:.4g}" if best else ""
+    return f"{best[0].name} {number(best[0].value)}" if best else ""
 
 
 def _describe_parameters(stored: list[StoredRun]) -> list[str]:
@@ -224,7 +223,8 @@ def _describe_parameters(stored: list[StoredRun]) -> list[str]:
     names = differing(given) or list(dict.fromkeys(name for values in given for name in values))
     return [
         excerpt(
-            " ".join(", ".join(f"{n}={values[n]}" for n in names if n in values).split()), _WIDE
+            " ".join(", ".join(f"{n}={short(values[n])}" for n in names if n in values).split()),
+            _WIDE,
         )
         for values in given
     ]

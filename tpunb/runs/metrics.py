@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpunb.runs.events import Metric
 from tpunb.utils import files, records
-from tpunb.utils.text import size
+from tpunb.utils.text import number, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,7 +220,7 @@ class Best:
     def __str__(self) -> str:
         """Return 'best loss 0.1234 (step 40)', 'last lr 0.001'."""
         step = "" if self.step is None or self.last else f" (step {self.step:,})"
-        return f"{'last' if self.last else 'best'} {self.name} {self.value:.4g}{step}"
+        return f"{'last' if self.last else 'best'} {self.name} {number(self.value)}{step}"
 
 
 def comparison(name: str) -> Callable[[float, float], bool] | None:

@@ -167,7 +167,7 @@ def describe_end(run: RunDir) -> str:
     result = read_result(run)
     if result is None:
         raise TpunbError(lost_message(run))
-    when = date_and_time(result.ended, "%Y-%m-%d %H:%M:%S")
+    when = date_and_time(result.ended)
     why = f" ({result.reason})" if result.reason else ""
     return f"run {run.id} has ended: {result.state}{why}, at {when}, after {result.duration:.1f} s"
 

@@ -31,6 +31,7 @@ from tpunb.runs.metrics import MEAN, REDUCTIONS, RESERVED
 from tpunb.training.ranks import is_first
 from tpunb.utils.files import append_lines
 from tpunb.utils.modules import is_a
+from tpunb.utils.text import number
 
 GATHER = 0.05
 """Seconds between two writes when records come faster than that."""
@@ -207,7 +208,7 @@ class ConsoleWriter(MetricsWriter):
         for record in records:
             record.resolve()
             step = [] if record.step is None else [f"step {record.step}"]
-            values = [f"{name} {_number(value)}" for name, value in record.values.items()]
+            values = [f"{name} {number(value)}" for name, value in record.values.items()]
             line = " · ".join(step + values)
             if "tqdm" in sys.modules:  # perhaps a bar of `track`: the line belongs above it
                 from tqdm import tqdm
@@ -350,13 +351,6 @@ def _drop_writer() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_writer)
-
-
-def _number(value: float) -> str:
-    """'0.4123', '12', '23456.8'."""
-    if abs(value) < 1e15 and value == int(value):
-        return str(int(value))
-    return f"{value:.6g}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _call_back(record: Record) -> None:

@@ -29,6 +29,13 @@ def memory_size(count: float) -> str:
     return f"{gib:.{1 if gib < 100 else 0}f} GiB"
 
 
+def number(value: float) -> str:
+    """Format a metric's value: '0.4123', '12', '23456.8'."""
+    if abs(value) < 1e15 and value == int(value):
+        return str(int(value))
+    return f"{value:.6g}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
 def duration(seconds: float) -> str:
     """Format a duration: '0 s', '59 s', '1 min 05 s', '2 h 03 min'."""
     whole = max(0, int(seconds))
@@ -49,10 +56,10 @@ def excerpt(line: str, most: int, *, around: int = 0) -> str:
     return f"{kept[:-1]}…" if start + most < len(line) else kept
 
 
-def date_and_time(seconds: float, form: str = "%Y-%m-%d %H:%M") -> str:
+def date_and_time(seconds: float) -> str:
     """Format seconds since the epoch as local time; '?' for a time outside of the calendar."""
     try:
-        return time.strftime(form, time.localtime(seconds))
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, OSError, ValueError):
         return "?"
 

@@ -120,9 +120,7 @@ def test_what_nothing_works_without_ends_every_rank(
     assert all(message in done.stderr for done in ended), ended
 
 
-def test_secrets_are_read_from_the_environment(
-    ranks: Ranks,
-) -> None:
+def test_secrets_are_read_from_the_environment(ranks: Ranks) -> None:
     script = exported(
         "!touch began\n%env A_TOKEN=geh eim",
         '!echo "Cookie: q\'1" $A_TOKEN > said.txt',

@@ -1,4 +1,4 @@
-"""Calls of `tpunb.launch`: which statements start runs, and one as the train cell."""
+"""Calls of launchers: which statements start runs or processes, and one as the train cell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import tpunb
 from tpunb.errors import ConversionError
 from tpunb.notebook.convert.convert import convert
-from tpunb.notebook.convert.launch_calls import Launching, with_call
+from tpunb.notebook.convert.launch_calls import Launching, starts_processes, with_call
 from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Script, Snapshot
 
 
@@ -77,6 +77,28 @@ def test_statements_that_do_not(statement: str) -> None:
 def test_the_result_of_a_launch_starts_nothing() -> None:
     cells = ("r = tpunb.launch(f)", "best = r.returns['value']", "model = build(best)")
     assert starting(*cells) == ["r = tpunb.launch(f)"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "launcher"),
+    [
+        ("%matplotlib inline\nnotebook_launcher(f, num_processes=2)", "notebook_launcher"),
+        ("def main():\n    mp.spawn(f, nprocs=n)\nmain()", "mp.spawn"),
+        ("import torch_xla as xla; xla.launch(f)", "xla.launch"),
+        ("xmp.spawn(f, (), None)", "xmp.spawn"),
+        ("def main():\n    mp.spawn(f, nprocs=n)", ""),
+        ("notebook_launcher(f, (), 1); xmp.spawn(f, (), nprocs=1)", ""),
+        ("import torch_xla; torch_xla.launch(f, debug_single_process=True)", ""),
+        ("tpunb.launch(f)\nlaunch(f)\nother.spawn(f, nprocs=2)\n'mp.spawn(f, nprocs=2)'", ""),
+    ],
+)
+def test_a_cell_that_starts_processes_from_the_kernel(cell: str, launcher: str) -> None:
+    above = """
+import tpunb, torch.multiprocessing as mp, torch_xla.distributed.xla_multiprocessing as xmp
+from tpunb import launch
+from accelerate import notebook_launcher
+"""
+    assert starts_processes(cell, [above, "not python"]) == launcher
 
 
 def launched(*cells: str, line: int, call: str = "value = f()") -> tuple[Snapshot, Script]:

@@ -49,11 +49,7 @@ REFUSED = {
     "%%cython": ("%%cython\ncpdef int out(int n):\n    return n", "out", 1),
     "an unknown magic over Python": ("%%nosuch\nout = 1", "out", 1),
     "files.upload": ("from google.colab import files\nout = files.upload()", "out", 2),
-    "a widget": (
-        "import ipywidgets as w\nout = w.IntSlider(3)\ndisplay(out)",
-        "out.value",
-        1,
-    ),
+    "a widget": ("import ipywidgets as w\nout = w.IntSlider(3)\ndisplay(out)", "out.value", 1),
 }
 
 

@@ -128,7 +128,4 @@ def test_a_private_key_is_refused_and_not_written_into_comments() -> None:
     ) as raised:
         plain_python(f"%%writefile key.pem\n{key}\nend", secrets={})
     assert raised.value.line == 2
-    assert plain_python(f"%%writefile key.pem\n{key}\nend").lines[1:] == (
-        *["# | …"] * 3,
-        "# | end",
-    )
+    assert plain_python(f"%%writefile key.pem\n{key}\nend").lines[1:] == (*["# | …"] * 3, "# | end")

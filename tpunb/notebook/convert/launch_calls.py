@@ -1,4 +1,4 @@
-"""Calls of `tpunb.launch`: the running call becomes the train cell, others are left out.
+"""Calls of launchers. A running `tpunb.launch` becomes the train cell, others are left out.
 
 Statements of other cells that start runs are found in the code: a call of `tpunb.launch`, or of
 a function or object of the notebook whose code calls it, also if such a function is passed as an
@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tpunb.notebook.convert.cells import plain_python
+from tpunb.notebook.convert.cells import parse_body, plain_python
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.convert.statements import executed, parse_cell
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import Cell, LaunchCall, LeftOut, Snapshot
 from tpunb.notebook.scopes import (
+    LAUNCHERS,
     TPUNB_LAUNCH,
     FunctionOrClass,
     Scopes,
+    argument,
     bound_names,
     first_line,
     first_name,
+    literal,
     scopes_of,
 )
+
+_OTHERS = (LAUNCHERS | {"torch.multiprocessing.spawn"}) - {TPUNB_LAUNCH}
+_MAY_START = re.compile(r"\bnotebook_launcher\b|(?<!tpunb\.)\b(?:spawn|launch)\s*\(")
 
 
 def with_call(snapshot: Snapshot, call: LaunchCall) -> Snapshot:
@@ -83,6 +90,26 @@ def _calls_launch(node: ast.AST, names: Scopes) -> bool:
         isinstance(part, ast.Call) and names.written(part.func) == TPUNB_LAUNCH
         for part in ast.walk(node)
     )
+
+
+def starts_processes(source: str, earlier: Iterable[str]) -> str:
+    """Return the launcher, as it is written, with which a cell starts processes itself; '' if it
+    starts none, or one.
+
+    `earlier`: sources of the cells before it, which may have imported the launcher.
+    """
+    words = "launch" in source or "spawn" in source  # the pattern takes longer
+    if not words or not _MAY_START.search(source):
+        return ""
+    scopes = scopes_of(*(parse_body(text)[0] for text in (*earlier, source)))
+    for site in scopes.executed(scopes.cells[-1]):
+        node = site.node
+        if isinstance(node, ast.Call) and scopes.full(node.func, site.scope) in _OTHERS:
+            numbers = (argument(node, name, 2) for name in ("num_processes", "nprocs"))
+            alone = argument(node, "debug_single_process", 3)
+            if 1 not in map(literal, (*numbers, alone)):
+                return ast.unparse(node.func)
+    return ""
 
 
 def replace_launch(source: str, tree: ast.Module, names: Scopes, by: str) -> str:
