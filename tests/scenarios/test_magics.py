@@ -438,11 +438,9 @@ class TestListings:
         ]
 
         heads, bad, good = nb.run("%tpu_runs", "list").good().screen().strip().splitlines()
-        assert heads.split() == ["run", "state", "cores", "time", "started", "failure"]
+        assert heads.split() == ["run", "state", "cores", "time", "failure"]
         assert re.search(r"  rank 0 failed in cell \[\d+\], line 2: ZeroDivisionError: divis", bad)
-        assert re.match(
-            r"[\d-]+-good +succeeded +2 CPU +[\w ]+ s +20\d\d-\d\d-\d\d \d\d:\d\d", good
-        )
+        assert re.fullmatch(r"[\d-]+-good +succeeded +2 CPU +[\w ]+ s", good.strip())
         assert re.match(r"[\d-]+-bad +failed +1 CPU ", bad)
 
         def logs(options: str) -> list[str]:
