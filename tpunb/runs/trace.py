@@ -82,9 +82,9 @@ def read_step_times(
     devices, room = [], MOST
     for rank in found:
         for suffix, devices_in in ((SUFFIX, _tpus), (TORCH_SUFFIX, _gpus)):
-            data = _read(session / f"rank-{rank}{suffix}", room)
-            devices += devices_in(data)
-            room -= len(data)
+            if data := _read(session / f"rank-{rank}{suffix}", room):
+                devices += devices_in(data)
+                room -= len(data)
     device = None
     if devices:
         each = len(devices) * max(len(marks.seconds) for marks in found.values())
@@ -136,6 +136,8 @@ def _tpus(data: bytes) -> list[DeviceTime]:
 
 def _gpus(data: bytes) -> list[DeviceTime]:
     """Return the times of each GPU in a trace of torch's profiler; [] if it is cut off."""
+    if b'"kernel"' not in data:  # a trace of the CPU alone, which would take seconds to parse
+        return []
     try:
         events = json.loads(data)["traceEvents"]
     except ValueError:

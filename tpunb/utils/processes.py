@@ -217,7 +217,8 @@ def set_title(role: str, run: str = "") -> None:
 
     The title replaces the arguments where ps reads them: in this process's memory, and in that of
     its forks. The program's name stays, because C libraries print it. Where the kernel does not
-    tell the place (gVisor's), or it cannot be written, nothing changes.
+    tell the place (gVisor's), or it cannot be written, nothing changes. setproctitle would write
+    over the environment, too, by which processes are found, and the supervisor loads no library.
     """
     title = f"tpunb: {role}"
     ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)

@@ -114,7 +114,8 @@ class LocalStore:
 
     def _sweep(self) -> None:
         """Remove temporary files of saves that were cut short: no process has them locked."""
-        for path in self._path.glob(".*.tmp"):
+        left = (name for name in self.list() if name.startswith(".") and name.endswith(".tmp"))
+        for path in map(self._path.joinpath, left):
             with contextlib.suppress(OSError):  # it is locked, or another rank has removed it
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     with open(path, "rb") as file:
