@@ -18,6 +18,7 @@ from benchmarks import (
     doctor,
     failing,
     hosts,
+    large,
     lines,
     loop,
     predict,
@@ -45,6 +46,10 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     ),
     "collectives": (collectives.measure, collectives.measure_a_little),
     "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),
+    "large": (
+        lambda folder, rounds: large.measure(folder, rounds, large.CELLS, large.OUTPUTS),
+        lambda folder: large.measure(folder, 1, 12, 100_000),
+    ),
     "doctor": (
         doctor.measure,
         lambda folder: doctor.measure(folder, 1, ("laptop", doctor.STALLED)),

@@ -6,6 +6,8 @@ earlier in the background.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -84,6 +86,19 @@ class PreparedNotebook:
         return dict([*lines.items()][:MOST_FINDINGS])
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the garbage collector, which would look at all syntax trees again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def prepare_notebook(
     history: History,
     cell: str | LaunchCall,

@@ -12,7 +12,7 @@ import re
 
 from tpunb.notebook.convert.names import RunCell, RunCells
 from tpunb.notebook.models import Script
-from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part, literal
+from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part, literal, words
 
 WORDS = {"backward", "autograd"}
 """Every cell in which the check finds something contains one of these words, or 'xla'."""
@@ -44,18 +44,18 @@ def _worth_reading(texts: list[str]) -> dict[int, str]:
     A cell is relevant if it contains one of the searched words, or a name that another relevant
     cell defines or imports.
     """
-    words = [set(re.findall(r"\w+", text)) for text in texts]
+    own = [words(text).keys() for text in texts]
     worth: dict[int, str] = {}
     names = set(WORDS)
     while new := {
         index: text
         for index, text in enumerate(texts)
-        if index not in worth and (words[index] & names or "xla" in text)
+        if index not in worth and (own[index] & names or "xla" in text)
     }:
         worth |= new
         for text in new.values():
             for line in re.findall(r"^.*\b(?:import|def)\b.*$", text, re.MULTILINE):
-                names.update(re.findall(r"\w+", line))
+                names.update(words(line))
         names -= {"import", "from", "as", "def"}
     return worth
 
