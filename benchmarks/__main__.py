@@ -26,6 +26,7 @@ from benchmarks import (
     reading,
     start,
     step,
+    stored,
     watching,
 )
 
@@ -49,6 +50,10 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     "large": (
         lambda folder, rounds: large.measure(folder, rounds, large.CELLS, large.OUTPUTS),
         lambda folder: large.measure(folder, 1, 12, 100_000),
+    ),
+    "stored": (
+        lambda folder, rounds: stored.measure(folder, rounds, stored.RUNS, stored.STEPS),
+        lambda folder: stored.measure(folder, 1, 20, 1000),
     ),
     "doctor": (
         doctor.measure,
