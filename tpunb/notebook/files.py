@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tpunb.notebook.errors import COMMAND, NotebookError, NotebookNotFoundError
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.utils.files import Version, is_settled, version_of
 
 KINDS = ("code", "markdown", "raw")
 
@@ -20,8 +22,23 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
     are ignored. Raises NotebookNotFoundError, and NotebookError for a file that cannot
     be read or is not a notebook.
     """
+    return cells_from_json(json.loads(notebook_text(path)), str(path))
+
+
+def notebook_text(path: str | os.PathLike[str]) -> str:
+    """Return a notebook file without outputs, which may be large and are not needed.
+
+    A file that has not changed is not read again. Raises as `load_cells`.
+    """
+    place = os.path.realpath(path)
+    version = version_of(place)
+    return (_read if is_settled(version) else _read.__wrapped__)(place, version, str(path))
+
+
+@lru_cache(maxsize=4)
+def _read(place: str, version: Version, path: str) -> str:
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with open(place, encoding="utf-8-sig") as file:
             text = file.read()
     except FileNotFoundError:
         raise NotebookNotFoundError(str(path), COMMAND) from None
@@ -31,11 +48,15 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
         raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
     try:
         notebook = json.loads(text)
+        cells = notebook.get("cells") if isinstance(notebook, dict) else None
+        for cell in cells if isinstance(cells, list) else ():
+            if isinstance(cell, dict) and "outputs" in cell:
+                cell["outputs"] = []
+        return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     except (ValueError, RecursionError) as error:
         raise NotebookError(
             f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."
         ) from error
-    return cells_from_json(notebook, str(path))
 
 
 def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -28,7 +27,7 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState, Stop, StopCause, StopOrigin
 from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
-from tpunb.utils.files import LineTail
+from tpunb.utils.files import LineTail, Version
 from tpunb.utils.text import date_and_time
 
 T = TypeVar("T")
@@ -36,8 +35,6 @@ STARTING = 60.0
 """Seconds that a run may take from its `spec.json` until its supervisor holds the lock."""
 RECENT = 1.0
 """Seconds for which a new unheld lock proves nothing, because a supervisor takes it in steps."""
-SETTLED = 2.0
-"""Seconds without a change after which a file's time tells whether it has changed."""
 POLL_INTERVAL = 0.05
 """Seconds between two checks of a run that is waited for."""
 
@@ -76,33 +73,21 @@ def read_result(run: RunDir) -> RunResult | None:
 
 def remembered(read: Callable[[RunDir], T]) -> Callable[[RunDir], T]:
     """Remember what a function reads of a run that has ended, while the run's files stay as they
-    are: by time, size and inode. What was written a moment ago is read again, because it may be
-    written again at the same time.
+    are.
     """
-    known: dict[Path, tuple[object, T]] = {}
+    known: dict[Path, tuple[list[Version], T]] = {}
 
     def read_once(run: RunDir) -> T:
-        files = run.result, run.spec, run.snapshot, run.values, run.env, run.metrics
-        found = [
-            None if s is None else (s.st_mtime_ns, s.st_size, s.st_ino) for s in map(_stat, files)
-        ]
+        paths = run.result, run.spec, run.snapshot, run.values, run.env, run.metrics
+        found = [*map(files.version_of, paths)]
         if run.path in known and known[run.path][0] == found:
             return known[run.path][1]
-        newest = max((each[0] for each in found if each is not None), default=0)
-        settled = found[0] is not None and abs(time.time() - newest / 1e9) > SETTLED
         made = read(run)
-        if settled:
+        if found[0] is not None and all(map(files.is_settled, found)):
             known[run.path] = found, made
         return made
 
     return read_once
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None
 
 
 def read_spec(run: RunDir) -> RunSpec:

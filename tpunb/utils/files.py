@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ LONGEST = 1 << 20
 """The most bytes of a line; longer lines, or files without line ends, are read in pieces."""
 ROOM = 1 << 16
 """Bytes reserved for a file that must be written even if the disk is full."""
+SETTLED = 2.0
+"""Seconds without a change after which a file's time tells whether it has changed."""
 _libc = ctypes.CDLL(None)
 
 
@@ -37,6 +40,24 @@ def size_of(folder: Path) -> int:
             except OSError:  # a rank has just replaced it
                 continue
     return total
+
+
+Version = tuple[int, int, int, int] | None
+"""Time in nanoseconds, size, device and inode of a file; None if it does not exist."""
+
+
+def version_of(path: Path | str) -> Version:
+    """Return what tells whether a file has changed. Links are not followed."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino
+
+
+def is_settled(version: Version) -> bool:
+    """True unless a file was written a moment ago: it may be written again at the same time."""
+    return version is None or abs(time.time() - version[0] / 1e9) > SETTLED
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY, *, anyones: bool = False) -> int:
