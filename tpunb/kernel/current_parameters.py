@@ -49,7 +49,6 @@ _OF_IPYTHON = re.compile(
 )
 _ENVIRON = "os.environ"
 _NOTHING = object()
-_NO_CELL = ParsedCell(-1, ast.Module([], []))
 
 
 class PlainNames(Container[str]):
@@ -172,8 +171,8 @@ class _ParameterReader:
         self._words = [words(script.source(block)) for block in self._blocks]
         self._stores: dict[str, list[_Assignment]] = {}
         """By the name of the variable, also for its attributes and items."""
-        for part in self._scopes.parts:
-            for name, stores in part.derived(_stores_by_name).items():
+        for cell in self._scopes.cells:
+            for name, stores in _stores_by_name(cell).items():
                 self._stores.setdefault(name, []).extend(stores)
         self._elsewhere = [(other, _stores_of(other.source)) for other in others]
         self._edits: list[tuple[int, ast.expr, str]] = []
@@ -302,21 +301,21 @@ class _ParameterReader:
         return replace(self._script, text="\n".join(lines), blocks=tuple(blocks))
 
 
-@lru_cache(maxsize=1000)
+@lru_cache(maxsize=500)
 def _stores_of(source: str) -> list[_Assignment]:
-    """Return what a cell that is not part of the run binds; it is in no notebook's order."""
-    stores = _stores(scopes_of(parse_body(source)[0]))
-    return [store._replace(cell=_NO_CELL) for store in stores]
+    """Return what a cell that is not part of the run binds."""
+    return [*_stores(scopes_of(parse_body(source)[0]))]
 
 
-@lru_cache(maxsize=1000)
+@lru_cache(maxsize=500)
 def _changed_by(source: str) -> frozenset[str]:
     return frozenset(changed_names(parse_body(source)[0]))
 
 
-def _stores_by_name(scopes: Scopes) -> dict[str, list[_Assignment]]:
-    named: dict[str, list[_Assignment]] = {}
-    for store in _stores(scopes):
+def _stores_by_name(cell: ParsedCell) -> dict[str, list[_Assignment]]:
+    assert cell.own is not None
+    named: dict[str, list[_Assignment]] = cell.own.made.setdefault(_stores, {})
+    for store in () if named else _stores(cell.own):
         named.setdefault(_name(store.key), []).append(store)
     return named
 
@@ -345,7 +344,8 @@ def _stores(scopes: Scopes) -> Iterator[_Assignment]:
         if scope is not scopes.globals and not isinstance(scope.node, ast.ClassDef):
             continue
         of_class = f"{scope.node.name}." if isinstance(scope.node, ast.ClassDef) else ""
-        for name, bindings in scope.bindings.items():
+        here = scopes.bindings_here if scope is scopes.globals else scope.bindings
+        for name, bindings in here.items():
             for one in bindings:
                 counts = one.changes or _counts(Site(one.node, one.frame), scopes)
                 yield _Assignment(one.frame.cell, of_class + name, counts)

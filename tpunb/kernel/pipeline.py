@@ -6,8 +6,6 @@ earlier in the background.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -86,19 +84,6 @@ class PreparedNotebook:
         return dict([*lines.items()][:MOST_FINDINGS])
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause the garbage collector, which would look at all syntax trees again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_uncollected()
 def prepare_notebook(
     history: History,
     cell: str | LaunchCall,
@@ -171,7 +156,8 @@ def _lint(
     end = None if snapshot.train is None else snapshot.train + 1
     run = replace(snapshot, cells=snapshot.cells[:end])
     findings = lint(run, held, backend=backend, ranks=ranks, own=True)
-    if end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
+    below = end is not None and end < len(snapshot.cells)
+    if below and end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
         returned = lint(snapshot, rules=[NOT_RETURNED], backend=backend)
         findings += [finding for finding in returned if finding.own]
     reason = REPLICATE_OPTION if replicate else static_reason(script)

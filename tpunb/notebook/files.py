@@ -10,7 +10,7 @@ from typing import Any
 
 from tpunb.notebook.errors import COMMAND, NotebookError, NotebookNotFoundError
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.utils.files import Version, is_settled, version_of
+from tpunb.utils.files import version_of
 
 KINDS = ("code", "markdown", "raw")
 
@@ -31,12 +31,11 @@ def notebook_text(path: str | os.PathLike[str]) -> str:
     A file that has not changed is not read again. Raises as `load_cells`.
     """
     place = os.path.realpath(path)
-    version = version_of(place)
-    return (_read if is_settled(version) else _read.__wrapped__)(place, version, str(path))
+    return _read(place, version_of(place), str(path))
 
 
 @lru_cache(maxsize=4)
-def _read(place: str, version: Version, path: str) -> str:
+def _read(place: str, version: object, path: str) -> str:
     try:
         with open(place, encoding="utf-8-sig") as file:
             text = file.read()

@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
-T = TypeVar("T")
 _WORD = re.compile(r"[^\W\d]\w*")
 XM = "torch_xla.core.xla_model"
 DEVICES = frozenset(
@@ -454,12 +453,19 @@ Place = tuple[ast.AST, Frame]
 Todo = list[Place]
 
 
+_LISTS = (
+    *("cells", "functions", "stars", "calls", "imports", "assigns", "loops", "jumps"),
+    *("subscripts", "classes", "_annotations"),
+)
+
+
 class Scopes:
     """The nodes, names and functions of a notebook's cells, in order."""
 
     def __init__(self, cells: Iterable[ParsedCell] = (), globals: Scope | None = None) -> None:
         self.globals = globals or Scope(None, None)
         self.bindings_here = self.globals.bindings
+        """The global names of these cells; the scope of globals may get those of others."""
         self.every = [self.globals]
         """All scopes."""
         self.cells: list[ParsedCell] = []
@@ -484,41 +490,25 @@ class Scopes:
         }
         self._annotations: list[Place] = []
         self._top: dict[ParsedCell, list[Site]] = {}
-        self.parts: list[Scopes] = []
-        """Those of each cell, if they were put together by `KnownCells`."""
-        self._derived: dict[Callable[[Scopes], Any], Any] = {}
+        self.made: dict[Callable[[Scopes], Any], Any] = {}
+        """What readers have made of a cell's own, by the function that makes it."""
         for cell in cells:
             self.read(cell)
 
-    def derived(self, derive: Callable[[Scopes], T]) -> T:
-        """Return what a function makes of these cells alone, which it does once."""
-        if derive not in self._derived:
-            whole, self.globals.bindings = self.globals.bindings, self.bindings_here
-            try:
-                self._derived[derive] = derive(self)
-            finally:
-                self.globals.bindings = whole
-        found: T = self._derived[derive]
-        return found
-
     def add(self, part: Scopes) -> None:
         """Add the nodes and names of a cell that was read with the same scope of globals."""
-        self.parts.append(part)
-        lists = [self.cells, self.functions, self.stars, self._annotations, *self._kept.values()]
-        own = [part.cells, part.functions, part.stars, part._annotations, *part._kept.values()]
-        unique = {id(mine): (mine, others) for mine, others in zip(lists, own, strict=True)}
-        for mine, others in unique.values():  # some node classes share a list
-            mine += others  # type: ignore[operator]
         self.every += part.every[1:]
         self._top |= part._top
-        named: list[tuple[dict[str, list[Any]], dict[str, list[Any]]]] = [
+        for name in _LISTS:
+            getattr(self, name).extend(getattr(part, name))
+        named: Any = (
             (self.globals.bindings, part.bindings_here),
             (self._loads, part._loads),
             (self._attributes, part._attributes),
-        ]
-        for every, here in named:
-            for name, found in here.items():
-                every.setdefault(name, []).extend(found)
+        )
+        for whole, own in named:
+            for name, found in own.items():
+                whole.setdefault(name, []).extend(found)
 
     def loads(self, name: str) -> list[Site]:
         """Return the sites that read a name, in any scope."""
@@ -990,9 +980,8 @@ if hasattr(ast, "TryStar"):
 class KnownCells(threading.local):
     """The cells that were read last, by their texts: only what is new is parsed and walked.
 
-    A text that is in a notebook twice is two cells, each with nodes of its own. The cells and the
-    scope of globals are used again, so scopes must not be used any more once others are made in
-    the same thread.
+    A text that is in a notebook twice is two cells. Cells and the scope of globals are used again:
+    once scopes are made, the thread's earlier ones must not be used any more.
     """
 
     def __init__(self) -> None:
@@ -1034,8 +1023,7 @@ class KnownCells(threading.local):
         self._globals.bindings = {}
         whole = Scopes(globals=self._globals)
         for cell in cells:
-            assert cell.own is not None
-            whole.add(cell.own)
+            whole.add(cell.own)  # type: ignore[arg-type]
         return whole
 
 

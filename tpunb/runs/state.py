@@ -27,7 +27,7 @@ from tpunb.runs.result import RunResult
 from tpunb.runs.spec import PhaseKind, RunSpec, RunState, Stop, StopCause, StopOrigin
 from tpunb.utils import files, records
 from tpunb.utils.errors import TpunbError
-from tpunb.utils.files import LineTail, Version
+from tpunb.utils.files import LineTail
 from tpunb.utils.text import date_and_time
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def remembered(read: Callable[[RunDir], T]) -> Callable[[RunDir], T]:
     """Remember what a function reads of a run that has ended, while the run's files stay as they
     are.
     """
-    known: dict[Path, tuple[list[Version], T]] = {}
+    known: dict[Path, tuple[list[object], T]] = {}
 
     def read_once(run: RunDir) -> T:
         paths = run.result, run.spec, run.snapshot, run.values, run.env, run.metrics
@@ -83,7 +83,7 @@ def remembered(read: Callable[[RunDir], T]) -> Callable[[RunDir], T]:
         if run.path in known and known[run.path][0] == found:
             return known[run.path][1]
         made = read(run)
-        if found[0] is not None and all(map(files.is_settled, found)):
+        if found[0] is not None:
             known[run.path] = found, made
         return made
 

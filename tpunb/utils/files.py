@@ -42,22 +42,18 @@ def size_of(folder: Path) -> int:
     return total
 
 
-Version = tuple[int, int, int, int] | None
-"""Time in nanoseconds, size, device and inode of a file; None if it does not exist."""
+def version_of(path: Path | str) -> object:
+    """Return what is equal as long as a file has not changed; None if there is none.
 
-
-def version_of(path: Path | str) -> Version:
-    """Return what tells whether a file has changed. Links are not followed."""
+    Of a file that was written a moment ago it equals nothing: its time may be the next one's too.
+    """
     try:
         status = os.lstat(path)
     except OSError:
         return None
+    if abs(time.time() - status.st_mtime) < SETTLED:
+        return object()
     return status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino
-
-
-def is_settled(version: Version) -> bool:
-    """True unless a file was written a moment ago: it may be written again at the same time."""
-    return version is None or abs(time.time() - version[0] / 1e9) > SETTLED
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY, *, anyones: bool = False) -> int:

@@ -104,16 +104,14 @@ def refuse_missing(
     `missing` are names that are defined elsewhere; `held` are names that the run gets from the
     kernel.
     """
-    own = [words(source).keys() for source in run.sources]
-    every = set().union(*own)
+    every = set().union(*map(words, run.sources))
     if defines_unseen(run.sources):
         missing = {}
     history = (name for name in every if name[0] in "_IO" and _HISTORY.fullmatch(name))
     wanted = {*history, *(every & missing.keys())}
     wanted -= set(dir(builtins))
     # Most cells with such a word only bind it (`for _ in range(3)`) or have it in a string.
-    suspects = (source for source, here in zip(run.sources, own, strict=True) if here & wanted)
-    if "ipywidgets" not in every and not any(_reads(source, wanted) for source in suspects):
+    if "ipywidgets" not in every and not (wanted and any(map(run.scopes.loads, wanted))):
         return
     scopes = run.scopes
     chosen = chosen_widgets(scopes) if "ipywidgets" in every else {}
@@ -132,10 +130,6 @@ def refuse_missing(
             if reason is not None:
                 line = site.cell.lines[site.line - 1]
                 raise ConversionError(reason, site.cell.number, site.line, line)
-
-
-def _reads(source: str, names: Iterable[str]) -> bool:
-    return any(map(scopes_of(ast.parse(source)).loads, names))
 
 
 def defines_unseen(sources: Sequence[str]) -> bool:
