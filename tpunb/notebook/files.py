@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,7 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
 
 
 def notebook_text(path: str | os.PathLike[str]) -> str:
-    """Return a notebook file without outputs, which may be large and are not needed.
-
-    A file that has not changed is not read again. Raises as `load_cells`.
-    """
+    """Return a notebook file without outputs; the same text until it changes. Raises as above."""
     place = os.path.realpath(path)
     return _read(place, version_of(place), str(path))
 
@@ -47,15 +46,19 @@ def _read(place: str, version: object, path: str) -> str:
         raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
     try:
         notebook = json.loads(text)
-        cells = notebook.get("cells") if isinstance(notebook, dict) else None
-        for cell in cells if isinstance(cells, list) else ():
-            if isinstance(cell, dict) and "outputs" in cell:
-                cell["outputs"] = []
+        with suppress(KeyError, TypeError):  # not a notebook, as its reader will say
+            notebook = without_outputs(notebook)
         return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     except (ValueError, RecursionError) as error:
         raise NotebookError(
             f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."
         ) from error
+
+
+def without_outputs(notebook: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a decoded notebook without outputs, which may be large and are not needed."""
+    cells = [{**cell, "outputs": []} if "outputs" in cell else cell for cell in notebook["cells"]]
+    return {**notebook, "cells": cells}
 
 
 def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:
