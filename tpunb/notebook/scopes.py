@@ -981,7 +981,7 @@ class KnownCells(threading.local):
     """The cells that were read last, by their texts: only what is new is parsed and walked.
 
     A text that is in a notebook twice is two cells. Cells and the scope of globals are used again:
-    once scopes are made, the thread's earlier ones must not be used any more.
+    once scopes are made, the thread's earlier ones must no longer be used.
     """
 
     def __init__(self) -> None:
