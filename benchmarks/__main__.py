@@ -18,6 +18,7 @@ from benchmarks import (
     doctor,
     failing,
     hosts,
+    large,
     lines,
     loop,
     predict,
@@ -25,6 +26,7 @@ from benchmarks import (
     reading,
     start,
     step,
+    stored,
     watching,
 )
 
@@ -45,6 +47,14 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     ),
     "collectives": (collectives.measure, collectives.measure_a_little),
     "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),
+    "large": (
+        lambda folder, rounds: large.measure(folder, rounds, large.CELLS, large.OUTPUTS),
+        lambda folder: large.measure(folder, 1, 12, 100_000),
+    ),
+    "stored": (
+        lambda folder, rounds: stored.measure(folder, rounds, stored.RUNS, stored.STEPS),
+        lambda folder: stored.measure(folder, 1, 20, 1000),
+    ),
     "doctor": (
         doctor.measure,
         lambda folder: doctor.measure(folder, 1, ("laptop", doctor.STALLED)),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +77,9 @@ class FakeLauncher:
         self.run = FakeRun(folder, spec, self)
         return self.run
 
+    def run_ahead(self, *args: object) -> None:
+        self.calls.append("ahead")
+
     def remember(self, *args: object) -> None:
         self.calls.append("remember")
 
@@ -112,6 +117,28 @@ def test_train_prepares_starts_follows_and_binds_the_result(kernel: Session) -> 
     assert (result.state, result.name, result.world_size) == (RunState.SUCCEEDED, "mine", 2)
     assert kernel.shell.user_ns["run"] is result is tpunb.last_run
     assert (result.dir.parent, result.dir.name.endswith("-mine")) == (kernel.defaults.runs, True)
+
+
+def test_short_cells_are_run_ahead_with_the_last_of_them(
+    kernel: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, clock = kernel.prepare, [1000.0]
+
+    def slow(*args: Any) -> RunRequest:
+        clock[0] += 0.1  # a large notebook
+        return prepare(*args)
+
+    monkeypatch.setattr(kernel, "prepare", slow)
+    times = SimpleNamespace(time=time.time, monotonic=lambda: clock[0])
+    monkeypatch.setattr(session, "time", times)
+    monkeypatch.setattr(kernel.runs.launcher, "is_warm", True)
+    monkeypatch.setattr(kernel, "_ahead", True)
+    ahead = []
+    for seconds in (0.0, 0.02, 0.4, 0.2, 0.02, 20.0):
+        clock[0] += seconds
+        kernel.shell.run_cell("pass", store_history=True)
+        ahead.append(calls(kernel).count("ahead"))
+    assert ahead == [1, 1, 1, 2, 2, 3], "half of a second is left between two"
 
 
 def test_a_rehearsal_stays_one_whatever_a_cell_asks_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ from typing import Any
 import pytest
 
 from tpunb.errors import NotebookError, NotebookNotFoundError
-from tpunb.notebook.files import cell_magics, cells_from_json, load_cells, load_snapshot
+from tpunb.notebook.files import (
+    cell_magics,
+    cells_from_json,
+    load_cells,
+    load_snapshot,
+    notebook_text,
+)
 from tpunb.notebook.models import Cell
 
 CODE = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
@@ -159,3 +166,25 @@ def test_outputs_are_not_looked_at(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n")[:2] == ["x", "[]"]
+
+
+def test_a_file_is_read_once_until_it_changes_and_without_its_outputs(tmp_path: Path) -> None:
+    path = tmp_path / "a.ipynb"
+    shown = {"output_type": "stream", "name": "stdout", "text": "x" * 1_000_000}
+
+    def save(source: str, time: float | None = None) -> None:
+        other = write(tmp_path / "other.ipynb", [{**CODE, "source": source, "outputs": [shown]}])
+        os.utime(other, None if time is None else (time, time))
+        os.replace(other, path)
+
+    for source in ("a = 1", "a = 2", "a = 3"):  # within a second
+        save(source)
+        assert load_cells(path)[0].source == source
+    for source in ("a = 4", "a = 5"):  # of one size, and of one time
+        save(source, 1e9)
+        assert load_cells(path)[0].source == source
+        assert notebook_text(path) is notebook_text(path)
+    assert len(notebook_text(path)) < 1_000
+    path.unlink()
+    with pytest.raises(NotebookNotFoundError):
+        load_cells(path)

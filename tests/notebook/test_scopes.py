@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from tpunb.notebook.scopes import (
+    KnownCells,
     ParsedCell,
     Scope,
     Scopes,
@@ -193,3 +194,49 @@ def test_calls_reach_functions_by_name() -> None:
     assert reached["f"] == [4]
     assert reached[8] == [6]
     assert reached["torch_xla.launch"] == [4, 6]
+
+
+def seen(scopes: Scopes) -> list[object]:
+    """What readers ask scopes for, with the cell and the line that each has."""
+    names = "a b f x".split()
+    bound = {n: [o.frame.cell.index for o in scopes.globals.bindings.get(n, ())] for n in names}
+    loads = {
+        n: [(s.place, s.scope.find(n) is scopes.globals) for s in scopes.loads(n)] for n in names
+    }
+    unbound = [(site.place, len(below)) for site, below in scopes.unbound()]
+    functions = [(f.name, f.outer.cell.number, len(f.sites)) for f in scopes.functions]
+    reached = [[site.place for site in scopes.executed(cell)] for cell in scopes.cells]
+    return [
+        bound,
+        loads,
+        sorted(unbound),
+        functions,
+        reached,
+        list(map(scopes.bound, scopes.cells)),
+    ]
+
+
+def test_cells_that_are_known_are_read_as_those_that_are_new() -> None:
+    known = KnownCells()
+    one, other = "a = 1", "def f(x):\n    global b\n    b = a\n    return print(x)"
+    read: list[ParsedCell] = []
+    for cells in (
+        [one, other, "f(a)"],
+        [one, other, "f(b)"],  # the last was edited
+        [one, "f(a)", other, "f(b)"],  # a cell is back, at another place
+        [one, one, "a += 1", other, other, one],  # the same text more than once
+        [one, "a += 1", other],
+        [other, "from a import *"],
+        [one, other, "f(a)"],
+    ):
+        known.begin()
+        texts = [(text, at, at + 7, text.split("\n")) for at, text in enumerate(cells)]
+        read = [known.parse(*text) for text in texts]
+        plain = [ParsedCell(at, ast.parse(text), number) for text, at, number, _ in texts]
+        assert seen(known.scopes(read)) == seen(Scopes(plain))
+        assert seen(known.scopes(read[1:])) == seen(Scopes(plain[1:]))
+    again = known.parse(other, 0, 0, [])
+    assert again is not read[1], "the second cell with its text has nodes of its own"
+    for _ in range(20):
+        known.begin()
+    assert known.parse(one, 0, 0, []) is not read[0], "what is no longer used is not kept"

@@ -111,3 +111,33 @@ class TestWhich:
         assert state.find_active(tmp_path, None).id == newest.id
         with pytest.raises(TpunbError, match="there are no runs in "):
             state.find_active(tmp_path / "none", None)
+
+
+def test_an_ended_run_is_read_again_only_when_one_of_its_files_has_changed(tmp_path: Path) -> None:
+    run, reads = made(tmp_path, "x", state="succeeded"), list[RunDir]()
+
+    @state.remembered
+    def read(run: RunDir) -> str:
+        reads.append(run)
+        return run.result.read_text()
+
+    assert read(run) == read(RunDir(run.path)), "just written: it may be written again"
+    assert len(reads) == 2
+    age(run)
+    text = read(run)
+    assert read(run) == text
+    assert len(reads) == 3
+    now = run.result.stat()
+    other = text.replace("succeeded", "timed_out")
+    assert len(other) == len(text)
+    run.result.unlink()
+    run.result.write_text(other)  # within one tick of the clock
+    os.utime(run.result, ns=(now.st_atime_ns, now.st_mtime_ns + 1))
+    assert (read(run), len(reads)) == (other, 4)
+    run.metrics.write_text("{}\n")
+    assert [read(run), read(run)] == [other, other]
+    assert len(reads) == 6, "its metrics are new"
+    age(run)
+    run.result.unlink()
+    with pytest.raises(FileNotFoundError):
+        read(run)

@@ -15,9 +15,9 @@ import os
 import re
 import types
 import warnings
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tpunb.notebook.capture.history import Execution
@@ -25,12 +25,15 @@ from tpunb.notebook.convert.cells import parse_body
 from tpunb.notebook.models import Script
 from tpunb.notebook.scopes import (
     ANYTHING,
+    KNOWN,
     ParsedCell,
     Scopes,
     Site,
     changed_names,
     changes_object,
     first_name,
+    scopes_of,
+    words,
 )
 from tpunb.runs.spec import Block, Role
 from tpunb.utils import secrets
@@ -44,7 +47,6 @@ TITLE = '# %% parameters, from the kernel tags=["injected-parameters"]'
 _OF_IPYTHON = re.compile(
     r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh|__\w+__|exit|quit|open|get_ipython"
 )
-_WORD = re.compile(r"[^\W\d]\w*")
 _ENVIRON = "os.environ"
 _NOTHING = object()
 
@@ -59,10 +61,6 @@ class PlainNames(Container[str]):
         if not isinstance(name, str) or name not in self._user_ns or _OF_IPYTHON.fullmatch(name):
             return False
         return _plain(name, self._user_ns[name]) is not None
-
-    def __deepcopy__(self, memo: object) -> PlainNames:
-        """Return self: nbconvert copies its steps' resources, but a kernel's values must not be."""
-        return self
 
 
 def _plain(name: str, value: object) -> str | None:
@@ -165,11 +163,18 @@ class _ParameterReader:
         self._user_ns = user_ns
         self._running = running
         self._blocks = [block for block in script.blocks if block.role in ("prelude", "train")]
-        sources = [script.source(block) for block in self._blocks]
-        self._words = [Counter(_WORD.findall(source)) for source in sources]
-        self._scopes = Scopes(ParsedCell(at, ast.parse(text)) for at, text in enumerate(sources))
-        self._stores = list(_stores(self._scopes))
-        self._elsewhere = [(other, list(_stores(_scopes_of(other)))) for other in others]
+        KNOWN.begin()
+        self._scopes = KNOWN.scopes(
+            KNOWN.parse(script.source(block).removesuffix("\n"), at, 0, [])
+            for at, block in enumerate(self._blocks)
+        )
+        self._words = [words(script.source(block)) for block in self._blocks]
+        self._stores: dict[str, list[_Assignment]] = {}
+        """By the name of the variable, also for its attributes and items."""
+        for cell in self._scopes.cells:
+            for name, stores in _stores_by_name(cell).items():
+                self._stores.setdefault(name, []).extend(stores)
+        self._elsewhere = [(other, _stores_of(other.source)) for other in others]
         self._edits: list[tuple[int, ast.expr, str]] = []
         """By the line above their cell: expressions, and what replaces them."""
         self._above: dict[int, list[str]] = {}
@@ -178,9 +183,10 @@ class _ParameterReader:
     def read(self) -> tuple[Script, Parameters]:
         found = Parameters()
         for one in _texts(self._scopes, self._blocks):
-            own = (store for store in self._stores if _is_of(store.key, one.key))
+            stores = self._stores.get(_name(one.key), ())
+            own = (store for store in stores if _is_of(store.key, one.key))
             bound = sum(not store.inside or one.path != "" for store in own)
-            base = sum(store.key == one.name for store in self._stores)
+            base = sum(store.key == one.name for store in stores)
             if bound != 1 or (one.path and base != 1 and one.name != _ENVIRON):
                 continue  # bound more than once: the cells make it
             text = self._kernels(one)
@@ -229,8 +235,8 @@ class _ParameterReader:
 
     def _put(self, one: Assigned, text: str) -> None:
         """Put a value into the text of its cell, or above the first cell that may use it."""
-        words = self._words[one.cell]
-        if one.inside or one.name == _ENVIRON or words[one.name] > 1 or words.keys() & ANYTHING:
+        own = self._words[one.cell]
+        if one.inside or one.name == _ENVIRON or own[one.name] > 1 or own.keys() & ANYTHING:
             self._edits.append((self._blocks[one.cell].first - 1, one.value, text))
             return
         stars = {site.cell.index for site in self._scopes.stars}
@@ -243,7 +249,7 @@ class _ParameterReader:
     def _undefined(self) -> Iterator[tuple[str, int]]:
         """Yield names of plain values that cells read and none binds, with the first such cell."""
         plain = PlainNames(self._user_ns)
-        bound = {store.key for store in self._stores}
+        bound = {store.key for stores in self._stores.values() for store in stores}
         for name in sorted(set().union(*self._words) - bound):
             if name in plain and not self._scopes.globals.bindings.get(name):
                 sites = [site for site in self._scopes.loads(name) if not site.scope.find(name)]
@@ -255,8 +261,8 @@ class _ParameterReader:
         prelude = [block.role == "prelude" for block in self._blocks]
         for other, stores in self._elsewhere:
             names = []
-            for name in sorted(changed_names(parse_body(other.source)[0])):
-                made = [s.cell.index for s in self._stores if s.key == name]
+            for name in sorted(_changed_by(other.source)):
+                made = [s.cell.index for s in self._stores.get(name, ()) if s.key == name]
                 above = max((at for at in made if prelude[at]), default=None)
                 keys = {s.key for s in stores if _is_of(s.key, name)}
                 all_taken = all(any(_is_of(key, one) for one in taken) for key in keys)
@@ -295,8 +301,28 @@ class _ParameterReader:
         return replace(self._script, text="\n".join(lines), blocks=tuple(blocks))
 
 
-def _scopes_of(other: Execution) -> Scopes:
-    return Scopes([ParsedCell(0, parse_body(other.source)[0])])
+@lru_cache(maxsize=500)
+def _stores_of(source: str) -> list[_Assignment]:
+    """Return what a cell that is not part of the run binds."""
+    return [*_stores(scopes_of(parse_body(source)[0]))]
+
+
+@lru_cache(maxsize=500)
+def _changed_by(source: str) -> frozenset[str]:
+    return frozenset(changed_names(parse_body(source)[0]))
+
+
+def _stores_by_name(cell: ParsedCell) -> dict[str, list[_Assignment]]:
+    assert cell.own is not None
+    named: dict[str, list[_Assignment]] = cell.own.made.setdefault(_stores, {})
+    for store in () if named else _stores(cell.own):
+        named.setdefault(_name(store.key), []).append(store)
+    return named
+
+
+def _name(key: str) -> str:
+    """Return the variable of a key: 'CFG' for 'CFG.lr'."""
+    return re.match(rf"{re.escape(_ENVIRON)}|\w+", key)[0]  # type: ignore[index]
 
 
 def _key(node: ast.AST) -> str:
@@ -318,7 +344,8 @@ def _stores(scopes: Scopes) -> Iterator[_Assignment]:
         if scope is not scopes.globals and not isinstance(scope.node, ast.ClassDef):
             continue
         of_class = f"{scope.node.name}." if isinstance(scope.node, ast.ClassDef) else ""
-        for name, bindings in scope.bindings.items():
+        here = scopes.bindings_here if scope is scopes.globals else scope.bindings
+        for name, bindings in here.items():
             for one in bindings:
                 counts = one.changes or _counts(Site(one.node, one.frame), scopes)
                 yield _Assignment(one.frame.cell, of_class + name, counts)
@@ -365,7 +392,7 @@ def _texts(scopes: Scopes, blocks: Sequence[Block]) -> Iterator[Assigned]:
             for target, value in _pairs(node):
                 if not (key := _key(target)):
                     continue
-                name = re.match(rf"{re.escape(_ENVIRON)}|\w+", key)[0]  # type: ignore[index]
+                name = _name(key)
                 if text := literal_of(value):
                     yield Assigned(at, name, key[len(name) :], value, text)
                 elif key == name:

@@ -156,7 +156,8 @@ def _lint(
     end = None if snapshot.train is None else snapshot.train + 1
     run = replace(snapshot, cells=snapshot.cells[:end])
     findings = lint(run, held, backend=backend, ranks=ranks, own=True)
-    if end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
+    below = end is not None and end < len(snapshot.cells)
+    if below and end is not None and "tpu_train" in cell_magics(snapshot.cells[end - 1].source):
         returned = lint(snapshot, rules=[NOT_RETURNED], backend=backend)
         findings += [finding for finding in returned if finding.own]
     reason = REPLICATE_OPTION if replicate else static_reason(script)

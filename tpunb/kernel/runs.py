@@ -160,17 +160,20 @@ def _save_values(request: RunRequest, folder: RunDir) -> None:
 
 
 def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
-    """Write the whole notebook to `notebook.ipynb`; `notebook.json` holds the captured cells.
+    """Write the notebook without outputs to `notebook.ipynb`; `notebook.json` holds the captured
+    cells.
 
     Secrets are removed (`tpunb.notebook.convert.redaction`). A file that is not a notebook is
     not kept; nor is one that cannot be written, because the run does not need it.
     """
     from tpunb.notebook.convert.redaction import redacted_notebook
+    from tpunb.notebook.errors import NotebookError
+    from tpunb.notebook.files import notebook_text
 
-    content = snapshot.content
-    if content is None and snapshot.path is not None and Path(snapshot.path).is_file():
-        content = Path(snapshot.path).read_bytes().decode("utf-8", "replace")
-    if content is not None:
-        with suppress(ValueError, OSError):
+    with suppress(ValueError, OSError, NotebookError):
+        content = snapshot.content
+        if content is None and snapshot.path is not None:
+            content = notebook_text(snapshot.path)
+        if content is not None:
             text = redacted_notebook(content)
             files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))

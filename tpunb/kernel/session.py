@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from tpunb.kernel.pipeline import RunRequest
     from tpunb.places.hosts_target import Target
 
+PAUSE = 5.0
+"""How much longer than its start each run of `--ahead` is followed by a pause."""
+LONGEST_PAUSE = 1.0
 INTERRUPTED = Stop(reason="interrupted in the notebook", origin=StopOrigin.NOTEBOOK)
 
 
@@ -116,6 +119,8 @@ class Session:
             print(f"{change} (`%tpu_setup --kernel tpu` changes that)")
         self.auto_stop = AutoStop()
         self._ahead = False
+        self._ahead_from = 0.0
+        """When the next cell may be run ahead, on the monotonic clock."""
         self._has_tpu_device = False
         self._rehearse_tpu()  # before a cell without "tpu" imports torch, and with it torch_tpu
         self._rank_names = RankNames()
@@ -361,9 +366,12 @@ class Session:
     def _run_ahead(self, result: ExecutionResult | None) -> None:
         """`%tpu_setup --ahead`: run the cell that the kernel has just run in the prelude as well.
 
+        The whole notebook is looked at, so short cells one after the other are run with the last
+        of them: a pause follows each start, and what it leaves out takes no longer than the pause.
         Errors of conversion are ignored: the train cell will report them.
         """
-        if not self._ahead or not self.runs.launcher.is_warm:
+        began = time.monotonic()
+        if not self._ahead or began < self._ahead_from or not self.runs.launcher.is_warm:
             return
         if result is None or not result.success:
             return
@@ -376,6 +384,8 @@ class Session:
                 script = request.notebook.script
                 spec = request.spec("ahead")
                 self.runs.launcher.run_ahead(spec, script, request.env, request.restored)
+        now = time.monotonic()
+        self._ahead_from = now + min(PAUSE * (now - began), LONGEST_PAUSE)
 
     # %%tpu_train
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tpunb.notebook.errors import COMMAND, NotebookError, NotebookNotFoundError
 from tpunb.notebook.models import Cell, Snapshot
+from tpunb.utils.files import version_of
 
 KINDS = ("code", "markdown", "raw")
 
@@ -20,8 +24,19 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
     are ignored. Raises NotebookNotFoundError, and NotebookError for a file that cannot
     be read or is not a notebook.
     """
+    return cells_from_json(json.loads(notebook_text(path)), str(path))
+
+
+def notebook_text(path: str | os.PathLike[str]) -> str:
+    """Return a notebook file without outputs; the same text until it changes. Raises as above."""
+    place = os.path.realpath(path)
+    return _read(place, version_of(place), str(path))
+
+
+@lru_cache(maxsize=4)
+def _read(place: str, version: object, path: str) -> str:
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with open(place, encoding="utf-8-sig") as file:
             text = file.read()
     except FileNotFoundError:
         raise NotebookNotFoundError(str(path), COMMAND) from None
@@ -31,11 +46,19 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
         raise NotebookError(f"{path} is not a notebook: it is not UTF-8 text") from error
     try:
         notebook = json.loads(text)
+        with suppress(KeyError, TypeError):  # not a notebook, as its reader will say
+            notebook = without_outputs(notebook)
+        return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     except (ValueError, RecursionError) as error:
         raise NotebookError(
             f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."
         ) from error
-    return cells_from_json(notebook, str(path))
+
+
+def without_outputs(notebook: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a decoded notebook without outputs, which may be large and are not needed."""
+    cells = [{**cell, "outputs": []} if "outputs" in cell else cell for cell in notebook["cells"]]
+    return {**notebook, "cells": cells}
 
 
 def cells_from_json(notebook: Any, name: str) -> tuple[Cell, ...]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 
 from tpunb.notebook.convert.cells import plain_python, skip_reason
 from tpunb.notebook.convert.magics import NotPythonError
 from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Cell, Snapshot
-from tpunb.notebook.scopes import ParsedCell, Part, Problem
+from tpunb.notebook.scopes import KNOWN, ParsedCell, Part, Problem
 
 DEBUG = re.compile(r"^%%tpu_debug\b", re.MULTILINE)
 
 
 def parse_cells(snapshot: Snapshot) -> list[ParsedCell]:
-    """Parse the code cells of a snapshot, in order."""
+    """Parse the code cells of a snapshot, in order. See `KnownCells`."""
+    KNOWN.begin()
     parsed = []
     code = [cell for cell in snapshot.cells if cell.kind == "code"]
     heads = {cell.index: cell_magics(cell.source) for cell in code if "%%" in cell.source}
@@ -52,15 +52,13 @@ def _parse_cell(cell: Cell, number: int, part: Part, runs: bool) -> ParsedCell:
     except NotPythonError as error:
         parsed.problem = Problem(error.line, error.reason, kernel_runs_it=True)
         return parsed
-    parsed.left_out = sorted(line for line, _, _ in plain.left_out)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-            parsed.tree = ast.parse("\n".join(plain.lines))
-        parsed.plain = list(plain.lines)
+        parsed = KNOWN.parse("\n".join(plain.lines), cell.index, number, lines)
+        parsed.part, parsed.runs, parsed.plain = part, runs, list(plain.lines)
     except SyntaxError as error:
         line = min(max(error.lineno or 1, 1), len(parsed.lines))
         parsed.problem = Problem(line, f"it is not Python: {error.msg}")
     except (ValueError, MemoryError, RecursionError, OverflowError) as error:
         parsed.problem = Problem(1, f"Python cannot read it: {error}")
+    parsed.left_out = sorted(line for line, _, _ in plain.left_out)
     return parsed

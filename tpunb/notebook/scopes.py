@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
+import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple
 
+_WORD = re.compile(r"[^\W\d]\w*")
 XM = "torch_xla.core.xla_model"
 DEVICES = frozenset(
     {
@@ -98,6 +103,8 @@ class ParsedCell:
     """The cell as Python, line for line."""
     problem: Problem | None = None
     """None if the cell is Python."""
+    own: Scopes | None = None
+    """The nodes and names of this cell alone, once `KnownCells` has collected them."""
 
     def commands(self) -> Iterator[tuple[int, str]]:
         """Yield the line and text of each shell command and magic; `%%bash` cells line by line."""
@@ -446,11 +453,19 @@ Place = tuple[ast.AST, Frame]
 Todo = list[Place]
 
 
+_LISTS = (
+    *("cells", "functions", "stars", "calls", "imports", "assigns", "loops", "jumps"),
+    *("subscripts", "classes", "_annotations"),
+)
+
+
 class Scopes:
     """The nodes, names and functions of a notebook's cells, in order."""
 
-    def __init__(self, cells: Iterable[ParsedCell] = ()) -> None:
-        self.globals = Scope(None, None)
+    def __init__(self, cells: Iterable[ParsedCell] = (), globals: Scope | None = None) -> None:
+        self.globals = globals or Scope(None, None)
+        self.bindings_here = self.globals.bindings
+        """The global names of these cells; the scope of globals may get those of others."""
         self.every = [self.globals]
         """All scopes."""
         self.cells: list[ParsedCell] = []
@@ -475,8 +490,25 @@ class Scopes:
         }
         self._annotations: list[Place] = []
         self._top: dict[ParsedCell, list[Site]] = {}
+        self.made: dict[Callable[[Scopes], Any], Any] = {}
+        """What readers have made of a cell's own, by the function that makes it."""
         for cell in cells:
             self.read(cell)
+
+    def add(self, part: Scopes) -> None:
+        """Add the nodes and names of a cell that was read with the same scope of globals."""
+        self.every += part.every[1:]
+        self._top |= part._top
+        for name in _LISTS:
+            getattr(self, name).extend(getattr(part, name))
+        named: Any = (
+            (self.globals.bindings, part.bindings_here),
+            (self._loads, part._loads),
+            (self._attributes, part._attributes),
+        )
+        for whole, own in named:
+            for name, found in own.items():
+                whole.setdefault(name, []).extend(found)
 
     def loads(self, name: str) -> list[Site]:
         """Return the sites that read a name, in any scope."""
@@ -943,6 +975,74 @@ _ENTER: dict[type, Callable[[Scopes, ast.AST, Frame, Todo], None]] = {
 }
 if hasattr(ast, "TryStar"):
     _ENTER[ast.TryStar] = Scopes._block
+
+
+class KnownCells(threading.local):
+    """The cells that were read last, by their texts: only what is new is parsed and walked.
+
+    A text that is in a notebook twice is two cells. Cells and the scope of globals are used again:
+    once scopes are made, the thread's earlier ones must no longer be used.
+    """
+
+    def __init__(self) -> None:
+        self._globals = Scope(None, None)
+        self._cells: dict[tuple[str, int], tuple[int, ParsedCell]] = {}
+        """By text and by how often it was there above: when it was last used, and the cell."""
+        self._times = Counter[str]()
+        self._now = 0
+
+    def begin(self) -> None:
+        """Begin with the first cell of a notebook, and forget cells that are no longer used."""
+        self._now += 1
+        self._times.clear()
+        oldest = self._now - _KEPT
+        self._cells = {key: kept for key, kept in self._cells.items() if kept[0] > oldest}
+
+    def parse(self, text: str, index: int, number: int, lines: list[str]) -> ParsedCell:
+        """Return the next cell of the notebook, part of the prelude. Raises as `ast.parse`."""
+        key = text, self._times[text]
+        self._times[text] += 1
+        known = self._cells.get(key)
+        if known is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python warned about the cells when they ran
+                cell = ParsedCell(index, ast.parse(text))
+        else:
+            cell = known[1]
+        vars(cell).update(vars(ParsedCell(index, cell.tree, number, lines=lines, own=cell.own)))
+        self._cells[key] = self._now, cell
+        return cell
+
+    def scopes(self, cells: Iterable[ParsedCell]) -> Scopes:
+        """Return the scopes of cells from `parse`, and of others, which are read now."""
+        cells = list(cells)
+        for cell in cells:
+            if cell.own is None:
+                self._globals.bindings = {}
+                cell.own = Scopes([cell], self._globals)
+        self._globals.bindings = {}
+        whole = Scopes(globals=self._globals)
+        for cell in cells:
+            whole.add(cell.own)  # type: ignore[arg-type]
+        return whole
+
+
+_KEPT = 8
+"""A cell is forgotten when it was in none of so many notebooks: a train cell reads its own, in part
+or whole, four times."""
+KNOWN = KnownCells()
+
+
+@lru_cache(maxsize=4096)
+def words(source: str) -> Counter[str]:
+    """Return the words in code that may be names, and how often each is there; do not change it."""
+    return Counter(_WORD.findall(source))
+
+
+@lru_cache(maxsize=8192)
+def mentions(pattern: re.Pattern[str], source: str) -> bool:
+    """Return whether a pattern is found in code."""
+    return pattern.search(source) is not None
 
 
 def scopes_of(*trees: ast.Module) -> Scopes:

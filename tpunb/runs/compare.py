@@ -14,7 +14,7 @@ from tpunb.runs.directory import RunDir
 from tpunb.runs.labels import label_runs
 from tpunb.runs.parameters import parameters
 from tpunb.runs.result import RunResult
-from tpunb.runs.state import read_result, read_spec, run_state
+from tpunb.runs.state import read_result, read_spec, remembered, run_state
 from tpunb.utils import records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.text import size
@@ -46,7 +46,7 @@ def runs(folder: Path | str | None = None) -> pd.DataFrame:
     rows: dict[str, dict[str, Any]] = {}
     for run in reversed(directory.list_runs(place)):
         with contextlib.suppress(OSError):  # it was removed a moment ago
-            rows[run.id] = _row(run)
+            rows[run.id] = dict(_row(run))
     unread = [id for id, row in rows.items() if row.pop("unread", False)]
     if unread:
         warnings.warn(
@@ -145,16 +145,19 @@ def _started(run: RunDir) -> float:
     return run.spec.stat().st_mtime if result is None else result.started
 
 
+@remembered
 def _row(run: RunDir) -> dict[str, Any]:
-    state, result = run_state(run), read_result(run)
-    row: dict[str, Any] = {"name": _name(run), "state": str(state), "started": _started(run)}
+    result = read_result(run)
+    state = run_state(run) if result is None else result.state
+    started = run.spec.stat().st_mtime if result is None else result.started
+    row: dict[str, Any] = {"name": run.id, "state": str(state), "started": started}
     if result is not None:
         row["duration"] = result.duration
     elif state.active:
-        row["duration"] = time.time() - row["started"]
-    with contextlib.suppress(TpunbError):  # a lost run may have left only its folder
+        row["duration"] = time.time() - started
+    with contextlib.suppress(TpunbError):  # a crash has left half a file
         spec = read_spec(run)
-        row |= {"cores": spec.spmd or spec.world_size, "device": spec.device}
+        row |= {"name": spec.name, "cores": spec.spmd or spec.world_size, "device": spec.device}
         row["resumed_from"] = spec.resumed_from
     row["notebook"] = _notebook(run)
     row |= {f"params.{name}": value for name, value in parameters(run).items()}

@@ -16,7 +16,7 @@ from tpunb.runs.labels import differing, short
 from tpunb.runs.parameters import parameters
 from tpunb.runs.result import STATE_STYLES
 from tpunb.runs.spec import RunState
-from tpunb.runs.state import read_result, read_spec, run_state
+from tpunb.runs.state import read_result, read_spec, remembered, run_state
 from tpunb.utils import env_vars, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import size_of
@@ -120,8 +120,10 @@ def _is_run(path: Path) -> bool:
     return others <= _PARTS and (bool(others) or not names)
 
 
+@remembered
 def _inspect(run: RunDir) -> StoredRun:
-    state, result = run_state(run), read_result(run)
+    result = read_result(run)
+    state = run_state(run) if result is None else result.state
     changed = run.path.stat().st_mtime
     started = run.spec.lstat().st_mtime if run.spec.exists() else changed
     try:

@@ -6,10 +6,11 @@ only; `to_frame` imports pandas.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -51,15 +52,31 @@ _MORE = frozenset(
 def reduce_ranks(how: str, values: Iterable[float]) -> float:
     """Reduce the values of several ranks to one; NaN if any of them is NaN."""
     known = list(values)
+    if len(known) == 1 and how == MEAN:
+        return float(known[0])
     return math.nan if any(map(math.isnan, known)) else REDUCTIONS[how](known)
 
 
 def parse_row(line: str) -> Row | None:
     """Parse a line of `metrics.jsonl`; None if a full disk or a crash has damaged it."""
     try:
-        row = records.parse(line)
+        return _checked(records.parse(line))
     except ValueError:
         return None
+
+
+def _parse_rows(lines: Iterator[str]) -> Iterator[Row]:
+    """Yield the rows of lines, many of which are parsed at once, without damaged lines."""
+    while some := [*itertools.islice(lines, 1000)]:
+        try:
+            rows = records.parse(f"[{','.join(some)}]")
+        except ValueError:
+            rows = []
+        found = map(_checked, rows) if len(rows) == len(some) else map(parse_row, some)
+        yield from (row for row in found if row is not None)
+
+
+def _checked(row: Any) -> Row | None:
     if not isinstance(row, dict) or not all(map(records.is_number, map(row.get, _NUMBERS))):
         return None
     step, reduce = row.get("step"), row.get("reduce", {})
@@ -69,9 +86,10 @@ def parse_row(line: str) -> Row | None:
         return None
     if not records.is_number(row.get("attempt", 0)):
         return None
-    # A float may be infinite or NaN.
-    values: Iterable[Any] = values_of(row).values()
-    return row if all(isinstance(v, float) or records.is_number(v) for v in values) else None
+    for name, value in row.items():  # a float may be infinite or NaN
+        if type(value) is not float and name not in RESERVED and not records.is_number(value):
+            return None
+    return row
 
 
 MOST = 50_000_000
@@ -103,9 +121,7 @@ def read_rows(path: Path, most: int = MOST) -> list[Row]:
     are left out.
     """
     try:
-        rows = [
-            row for line in files.read_spread(path, most) if (row := parse_row(line)) is not None
-        ]
+        rows = [*_parse_rows(files.read_spread(path, most))]
     except (FileNotFoundError, PermissionError):
         rows = []
     began: dict[int, int] = {}
@@ -113,7 +129,7 @@ def read_rows(path: Path, most: int = MOST) -> list[Row]:
         if (step := row.get("step")) is not None:
             attempt = row.get("attempt", 0)
             began[attempt] = min(step, began.get(attempt, step))
-    return [row for row in rows if not _is_repeated(row, began)]
+    return [row for row in rows if not _is_repeated(row, began)] if len(began) > 1 else rows
 
 
 def _is_repeated(row: Row, began: Mapping[int, int]) -> bool:
@@ -153,20 +169,26 @@ def reduce_rows(rows: Iterable[Row], *, whole: bool = False) -> list[Row]:
     values: dict[tuple[Any, int], dict[str, dict[int, float]]] = {}
     how: dict[str, str] = {}
     calls: dict[int, int] = {}
+    ranks: set[int] = set()
     for row in rows:
         rank, step = row["rank"], row.get("step")
+        ranks.add(rank)
         if step is None:
             calls[rank] = calls.get(rank, 0) + 1
         key = (step, 0) if step is not None else (None, calls[rank])
         reduced = steps.setdefault(key, {"step": step, "time": row["time"]})
         reduced["time"] = max(reduced["time"], row["time"])
         how.update(row.get("reduce", {}))
-        for name, value in values_of(row).items():
-            values.setdefault(key, {}).setdefault(name, {})[rank] = value
-    if whole:
+        of_step = values.setdefault(key, {})
+        for name, value in row.items():
+            if name in of_step:
+                of_step[name][rank] = value
+            elif name not in RESERVED:
+                of_step[name] = {rank: value}
+    if whole and len(ranks) > 1:
         _keep_whole(values)
     for key, reduced in steps.items():
-        for name, by_rank in values.get(key, {}).items():
+        for name, by_rank in values[key].items():
             reduced[name] = reduce_ranks(how.get(name, MEAN), by_rank.values())
     return list(steps.values())
 

@@ -15,10 +15,10 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
@@ -30,6 +30,7 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineTail
 from tpunb.utils.text import date_and_time
 
+T = TypeVar("T")
 STARTING = 60.0
 """Seconds that a run may take from its `spec.json` until its supervisor holds the lock."""
 RECENT = 1.0
@@ -68,6 +69,25 @@ def read_result(run: RunDir) -> RunResult | None:
         return run.read_result()
     except (OSError, ValueError):  # cut off, or empty
         return None
+
+
+def remembered(read: Callable[[RunDir], T]) -> Callable[[RunDir], T]:
+    """Remember what a function reads of a run that has ended, while the run's files stay as they
+    are.
+    """
+    known: dict[Path, tuple[list[object], T]] = {}
+
+    def read_once(run: RunDir) -> T:
+        paths = run.result, run.spec, run.snapshot, run.values, run.env, run.metrics
+        found = [*map(files.version_of, paths)]
+        if run.path in known and known[run.path][0] == found:
+            return known[run.path][1]
+        made = read(run)
+        if found[0] is not None:
+            known[run.path] = found, made
+        return made
+
+    return read_once
 
 
 def read_spec(run: RunDir) -> RunSpec:

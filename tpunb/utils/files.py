@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ LONGEST = 1 << 20
 """The most bytes of a line; longer lines, or files without line ends, are read in pieces."""
 ROOM = 1 << 16
 """Bytes reserved for a file that must be written even if the disk is full."""
+SETTLED = 2.0
+"""Seconds without a change after which a file's time tells whether it has changed."""
 _libc = ctypes.CDLL(None)
 
 
@@ -37,6 +40,20 @@ def size_of(folder: Path) -> int:
             except OSError:  # a rank has just replaced it
                 continue
     return total
+
+
+def version_of(path: Path | str) -> object:
+    """Return what is equal as long as a file has not changed; None if there is none.
+
+    Of a file that was written a moment ago it equals nothing: its time may be the next one's too.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    if abs(time.time() - status.st_mtime) < SETTLED:
+        return object()
+    return status.st_mtime_ns, status.st_size, status.st_dev, status.st_ino
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY, *, anyones: bool = False) -> int:

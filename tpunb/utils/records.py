@@ -39,7 +39,7 @@ def parse(text: str | bytes) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig", "surrogatepass")
         value = json.loads(text)
-        if _SURROGATE.search(text):
+        if ("\\u" in text or not text.isascii()) and _SURROGATE.search(text):
             return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         return value
     except RecursionError:
@@ -90,9 +90,9 @@ def hints(kind: Any) -> dict[str, Any]:
 
 def convert(hint: Any, value: Any) -> Any:
     """Convert a JSON value to a type. Raises ValueError."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint is Any or (hint is str and type(value) is str):
         return value
+    origin, inner = _shape(hint)
     if origin in (Union, UnionType):
         return _convert_any(inner, value)
     if origin is Literal:
@@ -122,6 +122,11 @@ def convert(hint: Any, value: Any) -> Any:
     elif hint is bool and isinstance(value, bool):
         return value
     raise ValueError(f"{reprlib.repr(value):.40} is not of type {hint}")
+
+
+@cache
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
 
 
 def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:

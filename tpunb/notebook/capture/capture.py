@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tpunb.notebook.capture import sources
 from tpunb.notebook.capture.history import Execution, History
 from tpunb.notebook.capture.overlay import overlay
 from tpunb.notebook.capture.sources import LocatedNotebook
 from tpunb.notebook.errors import NotebookError
-from tpunb.notebook.files import cell_magics, cells_from_json, load_cells
+from tpunb.notebook.files import cell_magics, cells_from_json, load_cells, without_outputs
 from tpunb.notebook.models import Cell, Snapshot
 
 SETTLED = 1.0
@@ -109,7 +108,7 @@ def _laid(
         (cells, saved), content = _read(located.path), None
     else:
         cells, saved = cells_from_json(located.content, f"what {located.origin} sent"), math.inf
-        content = json.dumps(_without_outputs(located.content or {}))
+        content = json.dumps(without_outputs(located.content or {}))
     laid = overlay(cells, executed, saved=saved, deleted=deleted)
     return replace(
         laid, path=_path(located), origin=located.origin, name=located.name, content=content
@@ -138,15 +137,6 @@ def _read(path: Path) -> tuple[tuple[Cell, ...], float]:
 
 def _path(located: LocatedNotebook) -> str | None:
     return None if located.path is None else str(located.path)
-
-
-def _without_outputs(notebook: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook without outputs, which may be large and are not needed."""
-    cells = [
-        {**cell, "outputs": [], "execution_count": None} if "outputs" in cell else cell
-        for cell in notebook["cells"]
-    ]
-    return {**notebook, "cells": cells}
 
 
 def _connection_file() -> str | None:

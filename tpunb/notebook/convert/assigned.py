@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import re
 from collections.abc import Container, Iterable
 
 from tpunb.notebook.convert.magics import RUN_NOTEBOOK
-from tpunb.notebook.convert.names import defines_unseen
+from tpunb.notebook.convert.names import RunCell, RunCells, defines_unseen
 from tpunb.notebook.models import Script
-from tpunb.notebook.scopes import bound_names
 
 
 def refusal(script: Script, names: Iterable[str], held: Container[str]) -> str | None:
@@ -20,10 +18,14 @@ def refusal(script: Script, names: Iterable[str], held: Container[str]) -> str |
     is refused: not if code defines names invisibly (`exec`, `import *`), and not if a left-out
     line mentions the name.
     """
-    sources = [script.source(block) for block in script.blocks if block.cell is not None]
+    if not (names := [*names]):
+        return None
+    blocks = [block for block in script.blocks if block.cell is not None]
+    sources = [script.source(block).removesuffix("\n") for block in blocks]
     if defines_unseen(sources) or any(f"{RUN_NOTEBOOK}(" in source for source in sources):
         return None
-    bound = set().union(*(bound_names(ast.parse(source)) for source in sources))
+    scopes = RunCells([RunCell(0, source) for source in sources]).scopes
+    bound = set().union(*map(scopes.bound, scopes.cells))
     left_out = {word for o in script.omissions for word in re.findall(r"\w+", o.text)}
     for name in names:
         if name not in bound and name not in held and name not in left_out:

@@ -97,6 +97,7 @@ def convert(
     positions = _positions(snapshot.cells)
     cells = [_node(cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
     conversion = Conversion(
+        cells=_notebook(cells).cells,
         train=snapshot.train,
         notebook=snapshot.path,
         files=IncludedFiles(
@@ -115,10 +116,8 @@ def convert(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-        body, resources = exporter().from_notebook_node(
-            _notebook(cells), {"conversion": conversion}
-        )
-    conversion = resources["conversion"]  # nbconvert works on a copy
+        # Without cells, of which nbconvert makes three copies; the steps put them in.
+        body, resources = exporter().from_notebook_node(_notebook([]), {"conversion": conversion})
     conversion.omissions.sort(key=lambda entry: (entry[0], entry[1].line))
     return Script(
         body,
@@ -270,6 +269,10 @@ class Conversion:
     calls: list[str] = field(default_factory=list)
     """Calls at the end of an exported script's header."""
 
+    def __deepcopy__(self, memo: object) -> Conversion:
+        """Return self: nbconvert copies its steps' resources, but a kernel's values must not be."""
+        return self
+
     @property
     def code(self) -> list[Any]:
         return [cell for cell in self.cells if cell.cell_type == "code"]
@@ -346,7 +349,6 @@ def _notes(conversion: Conversion) -> list[str]:
 def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Run all steps, as a preprocessor of nbconvert."""
     conversion: Conversion = resources["conversion"]
-    conversion.cells = nb.cells
     for step in STEPS:
         step(conversion)
     nb.cells = conversion.cells
@@ -423,9 +425,11 @@ def leave_out_calls_of_runs(conversion: Conversion) -> None:
 
 def replace_special_syntax(conversion: Conversion) -> None:
     """Replace magics, shell lines and IPython's other special syntax."""
-    above = [cell.source for cell in conversion.code if cell.metadata.role == "prelude"]
-    tpunb = any(map(export_.hands_on, above)) or not conversion.export
-    tpunb |= export_.needs_tpunb([cell.source for cell in conversion.code])
+    tpunb = not conversion.export
+    if not tpunb:
+        above = [cell.source for cell in conversion.code if cell.metadata.role == "prelude"]
+        tpunb = any(map(export_.hands_on, above))
+        tpunb |= export_.needs_tpunb([cell.source for cell in conversion.code])
     for cell in conversion.code:
         number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
         if (got is not None and got.runs) or conversion.trains_in_place:
@@ -445,7 +449,7 @@ def replace_special_syntax(conversion: Conversion) -> None:
             lines = earlier_values.in_place(plain.lines, options, tpunb=tpunb)
             plain = replace(plain, lines=tuple(lines))
         conversion.edit(cell, plain)
-        for line, text in enumerate(plain.lines, 1):
+        for line, text in enumerate(plain.lines if files.secrets else (), 1):
             for name in dict.fromkeys(setup_lines.READS_SECRET.findall(text)):
                 conversion.requirements.append(Requirement(number, line, Need.SECRET, name))
 

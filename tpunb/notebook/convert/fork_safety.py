@@ -12,10 +12,10 @@ import re
 
 from tpunb.notebook.convert.names import RunCell, RunCells
 from tpunb.notebook.models import Script
-from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part, literal
+from tpunb.notebook.scopes import DEVICES, Scopes, Site, last_part, literal, mentions
 
-WORDS = {"backward", "autograd"}
-"""Every cell in which the check finds something contains one of these words, or 'xla'."""
+_WORDS = re.compile("backward|autograd|xla")
+"""A prelude in which the check finds something contains one of these words."""
 
 
 def static_reason(script: Script) -> str | None:
@@ -25,39 +25,22 @@ def static_reason(script: Script) -> str | None:
     methods of the prelude that they call by name, directly or through each other. Anything
     missed is found at run time.
     """
-    prelude_blocks = [block for block in script.blocks if block.role == "prelude"]
-    read = _worth_reading([script.source(block) for block in prelude_blocks])
-    blocks = ((prelude_blocks[index], read[index]) for index in sorted(read))
-    cells = [RunCell(block.number or 0, text, block.cell or 0) for block, text in blocks]
-    prelude = RunCells(cells).scopes
+    run = RunCells(
+        [
+            RunCell(block.number or 0, script.source(block).removesuffix("\n"), block.cell or 0)
+            for block in script.blocks
+            if block.role == "prelude"
+        ]
+    )
+    if not any(mentions(_WORDS, source) for source in run.sources):
+        return None
+    prelude = run.scopes
     for cell in prelude.cells:
         for site in prelude.executed(cell):
             reason = _finding(prelude, site)
             if reason is not None:
                 return f"cell [{cell.number}] {reason}"
     return None
-
-
-def _worth_reading(texts: list[str]) -> dict[int, str]:
-    """Return the relevant cells by index, because parsing is the slowest part.
-
-    A cell is relevant if it contains one of the searched words, or a name that another relevant
-    cell defines or imports.
-    """
-    words = [set(re.findall(r"\w+", text)) for text in texts]
-    worth: dict[int, str] = {}
-    names = set(WORDS)
-    while new := {
-        index: text
-        for index, text in enumerate(texts)
-        if index not in worth and (words[index] & names or "xla" in text)
-    }:
-        worth |= new
-        for text in new.values():
-            for line in re.findall(r"^.*\b(?:import|def)\b.*$", text, re.MULTILINE):
-                names.update(re.findall(r"\w+", line))
-        names -= {"import", "from", "as", "def"}
-    return worth
 
 
 def _finding(prelude: Scopes, site: Site) -> str | None:

@@ -14,7 +14,7 @@ from tpunb.notebook.convert import statements
 from tpunb.notebook.convert.cells import EditedCell, LeftOutStatement
 from tpunb.notebook.errors import ConversionError
 from tpunb.notebook.models import LeftOut
-from tpunb.notebook.scopes import imported, scopes_of
+from tpunb.notebook.scopes import imported, mentions, scopes_of
 from tpunb.utils.errors import NO_INPUT
 
 COLAB = "google.colab"
@@ -35,7 +35,7 @@ _WORDS = re.compile(r"google\.colab|\binput\s*\(|getpass|login\s*\(")
 
 def mentions_front_end(source: str) -> bool:
     """Quick textual test for cells that may call the front end."""
-    return _WORDS.search(source) is not None
+    return mentions(_WORDS, source)
 
 
 class FrontEndNames:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-import warnings
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from tpunb.notebook.files import cell_magics
 from tpunb.notebook.models import Absent, EarlierValues, LeftOut
 from tpunb.notebook.scopes import (
     CONSTRUCTORS,
+    KNOWN,
     DefinedFunction,
     FunctionOrClass,
     ParsedCell,
@@ -33,14 +33,17 @@ from tpunb.notebook.scopes import (
     dotted,
     first_name,
     imported,
+    mentions,
     scopes_of,
+    words,
 )
 
-_WORD = re.compile(r"[^\W\d]\w*")
 _HISTORY = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|In|Out|_ih|_oh|_dh")
-_UNKNOWN = ("exec", "globals", "locals", "vars", "builtins", "__builtins__", "__dict__")
-"""Words in code that may define names in ways that static analysis cannot see."""
-_STAR = re.compile(r"\bimport\s+\*|\b_tpunb_run_(file|module)\(")
+_UNSEEN = re.compile(
+    r"\bimport\s+\*|\b_tpunb_run_(file|module)\("
+    r"|\b(exec|globals|locals|vars|builtins|__builtins__|__dict__)\b"
+)
+"""Code that may define names in ways that static analysis cannot see."""
 
 
 class LeftOutCell(NamedTuple):
@@ -74,14 +77,11 @@ class RunCells:
 
     @cached_property
     def scopes(self) -> Scopes:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-            return Scopes(
-                ParsedCell(
-                    cell.place, ast.parse(cell.source), cell.number, lines=cell.source.split("\n")
-                )
-                for cell in self.cells
-            )
+        KNOWN.begin()
+        return KNOWN.scopes(
+            KNOWN.parse(cell.source, cell.place, cell.number, cell.source.split("\n"))
+            for cell in self.cells
+        )
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,14 @@ def refuse_missing(
     `missing` are names that are defined elsewhere; `held` are names that the run gets from the
     kernel.
     """
-    words = [set(_WORD.findall(source)) for source in run.sources]
-    every = set().union(*words)
+    every = set().union(*map(words, run.sources))
     if defines_unseen(run.sources):
         missing = {}
-    wanted = {name for name in every if name in missing or _HISTORY.fullmatch(name)}
+    history = (name for name in every if name[0] in "_IO" and _HISTORY.fullmatch(name))
+    wanted = {*history, *(every & missing.keys())}
     wanted -= set(dir(builtins))
     # Most cells with such a word only bind it (`for _ in range(3)`) or have it in a string.
-    suspects = (source for source, own in zip(run.sources, words, strict=True) if own & wanted)
-    if "ipywidgets" not in every and not any(_reads(source, wanted) for source in suspects):
+    if "ipywidgets" not in every and not (wanted and any(map(run.scopes.loads, wanted))):
         return
     scopes = run.scopes
     chosen = chosen_widgets(scopes) if "ipywidgets" in every else {}
@@ -133,15 +132,9 @@ def refuse_missing(
                 raise ConversionError(reason, site.cell.number, site.line, line)
 
 
-def _reads(source: str, names: Iterable[str]) -> bool:
-    return any(map(scopes_of(ast.parse(source)).loads, names))
-
-
 def defines_unseen(sources: Sequence[str]) -> bool:
     """True if cells may define names in ways that static analysis cannot see."""
-    return any(_STAR.search(source) for source in sources) or any(
-        word in _UNKNOWN for source in sources for word in _WORD.findall(source)
-    )
+    return any(mentions(_UNSEEN, source) for source in sources)
 
 
 def _certain_reads(scopes: Scopes, cell: ParsedCell, names: Collection[str]) -> Iterator[Site]:

@@ -24,6 +24,8 @@ def redacted_source(source: str, tags: Iterable[str] = ()) -> str:
     """Return the text of a code cell to be written, line for line unless the cell is skipped."""
     if skip_reason(source, tags):
         return NOT_KEPT
+    if "%" not in source and "!" not in source:
+        return source
     lines = source.split("\n")
     # IPython also accepts indented cells, whose first lines are magics all the same.
     names = cell_magics("\n".join(line.lstrip() for line in lines))

@@ -12,7 +12,7 @@ import re
 
 from tpunb.backends.xla import spmd
 from tpunb.notebook.convert.names import RunCells
-from tpunb.notebook.scopes import Scopes, Site, argument, literal
+from tpunb.notebook.scopes import Scopes, Site, argument, literal, mentions
 
 _WORD = re.compile(r"spmd|xla_sharding|fsdp_v2|distribute_(?:tensor|module)", re.IGNORECASE)
 """Every notebook that uses the mode has a function or module name that contains one of these."""
@@ -50,7 +50,7 @@ def spmd_reason(run: RunCells) -> str | None:
     A call that switches the mode on takes precedence over
     a call that only works in it.
     """
-    if not any(map(_WORD.search, run.sources)):
+    if not any(mentions(_WORD, source) for source in run.sources):
         return None
     scopes = run.scopes
     needs = None

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from tpunb.notebook.scopes import (
     DEVICES,
+    KNOWN,
     LAUNCHERS,
     LOOPS,
     TPUNB_LAUNCH,
@@ -17,13 +18,13 @@ from tpunb.notebook.scopes import (
     DefinedFunction,
     Frame,
     ParsedCell,
-    Scopes,
     Site,
     argument,
     dotted,
     last_part,
     literal,
     packages,
+    words,
 )
 from tpunb.runs.spec import BackendName
 
@@ -88,7 +89,7 @@ class NotebookIndex:
         """The number of ranks of the run; None if it is not known."""
         self.backend: BackendName = backend
         self.held = held
-        self.sites = Scopes(cells)
+        self.sites = KNOWN.scopes(cells)
         self.functions = self.sites.by_name
         self.named: dict[str, list[Site]] = {}
         """Full name → its calls."""
@@ -269,10 +270,11 @@ class NotebookIndex:
             if cell.part == "train":
                 calls = self._calls_of_cell.get(cell.index, ())
                 called = [f for site in calls for f in self.sites.called(site)]
+                here = words("\n".join(cell.plain))
                 named = [
                     function
                     for name in self._named
-                    if any(site.cell is cell for site in self.sites.loads(name))
+                    if name in here and any(site.cell is cell for site in self.sites.loads(name))
                     for function in self._named[name]
                 ]
                 programs.append(Program(cell, self._reached(called + named)))

@@ -128,6 +128,8 @@ def _undefined_name(notebook: NotebookIndex) -> Iterator[Hit]:
 
 def _words_of_magics(cell: ParsedCell) -> set[str]:
     """Names that magics and shell lines may define: `%%cython`, `%%capture out`, `a = !ls`."""
+    if cell.plain == cell.lines:
+        return set()
     other = any(cell.lines[line - 1].startswith("%%") for line in cell.left_out)
     lines = cell.lines if other else filter(_MAGIC.match, cell.lines)
     return {word for line in lines for word in _WORD.findall(line)}
