@@ -92,6 +92,14 @@ def test_kept_prelude_serves_a_shorter_prelude(notebook: Notebook) -> None:
     assert notebook.run()[1] == []
 
 
+def test_edited_last_cell_of_a_long_prelude_runs_alone(driver: Driver, tmp_path: Path) -> None:
+    notebook = Notebook(driver, tmp_path, 60)
+    notebook.run()
+    for text in ("edited", "edited again"):
+        notebook.cells[-1] = f"state[59] = {text!r}"
+        assert notebook.run()[1] == [59]
+
+
 def test_failure_in_a_kept_prelude_cell_names_cell_and_line(notebook: Notebook) -> None:
     notebook.cells[1] = "\ndef fail():\n    raise ValueError('here')"
     notebook.run()

@@ -20,7 +20,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from socket import socket
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ from tpunb.runs.protocol import (
     PreludeNotKept,
     RunnerForked,
 )
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import Block, RunSpec
 from tpunb.utils import memory, processes
 from tpunb.utils.modules import is_local_file
 from tpunb.worker import fork_safety, script_end, shared_with_forks, stdio
@@ -48,6 +48,12 @@ EVERY_CELL = 8
 """The first cells that get a copy each, however short they are; a fork takes 10 ms."""
 WORTH = 0.05
 """Seconds that later cells must have taken since the last copy to be worth another fork."""
+PART = 0.25
+"""Where copies for all cells would be too many: the part of the seconds so far that cells between
+two copies take, and an edited cell costs again."""
+LAST_CELLS = 3
+"""Copies that are kept for the last cells, which are edited most: the one above, it, and the
+values of a train cell below."""
 
 
 class Prelude:
@@ -95,8 +101,7 @@ class Prelude:
                 self._not_kept = f"cell [{block.number}] {reason}"
                 copy.reports.send(PreludeNotKept(self._not_kept))
             if not self._not_kept:
-                last = self.ran == len(blocks)
-                copier.cell_ended(self, check, last=last, values=block.values)
+                copier.cell_ended(self, check, blocks[index:])
         check.close()
         copier.close()
         return None
@@ -274,23 +279,29 @@ class PreludeCopier:
         self._runner = runner
         self._sockets = sockets
         self._number = first
-        self._since = time.monotonic()
+        self._began = self._since = time.monotonic()
 
     def cell_ended(
-        self, prelude: Prelude, check: ForkSafetyCheck, *, last: bool, values: bool
+        self, prelude: Prelude, check: ForkSafetyCheck, blocks: Sequence[Block]
     ) -> None:
-        """Leave a copy after a cell, if it is worth it.
-
-        `last`: the last cell of the prelude. `values`: another train cell, whose values were read.
-        """
-        seconds = time.monotonic() - self._since
-        # One socket is kept for the last cell: the next run is most likely to begin after it.
-        spare = len(self._sockets) > 1
-        worth = not values and (prelude.ran <= EVERY_CELL or seconds >= WORTH)
-        if last or (spare and worth):
+        """Leave a copy after a cell, the first of `blocks`, if it is worth it."""
+        now = time.monotonic()
+        seconds = now - self._since
+        if self._is_worth(prelude.ran, seconds, now - self._began, blocks):
             with contextlib.suppress(OSError):  # without a copy, the next run only takes longer
                 self._leave_copy(prelude, check, seconds)
             self._since = time.monotonic()
+
+    def _is_worth(self, ran: int, seconds: float, elapsed: float, blocks: Sequence[Block]) -> bool:
+        cell, *below = blocks
+        left = sum(not block.values for block in below)
+        if cell.values or left <= 1:
+            return not (cell.values and below)
+        enough = len(self._sockets) > len(below)
+        if not enough and len(self._sockets) <= LAST_CELLS:
+            return False
+        least = WORTH if enough else max(WORTH, PART * elapsed)
+        return ran <= EVERY_CELL or seconds >= least
 
     def _leave_copy(self, prelude: Prelude, check: ForkSafetyCheck, seconds: float) -> None:
         if not self._sockets:
