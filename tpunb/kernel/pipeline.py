@@ -6,8 +6,10 @@ earlier in the background.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,6 +86,19 @@ class PreparedNotebook:
         return dict([*lines.items()][:MOST_FINDINGS])
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let Python's garbage collector wait: all objects of a kernel take it longer than the rest."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collection()
 def prepare_notebook(
     history: History,
     cell: str | LaunchCall,
