@@ -69,6 +69,15 @@ def test_importing_and_installing_import_no_compiler(starts_processes: None) -> 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_backward_pass_runs_in_the_thread_that_asks_for_it() -> None:
+    import torch
+
+    leaf, threads = torch.ones(2, device="tpu", requires_grad=True), list[int]()
+    leaf.register_hook(lambda gradient: threads.append(threading.get_ident()))
+    (leaf * 2).sum().backward()
+    assert threads == [threading.get_ident()]
+
+
 def mixed() -> list[Callable[[], Any]]:
     import torch
     from torch import nn

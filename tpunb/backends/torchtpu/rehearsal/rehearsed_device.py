@@ -54,6 +54,10 @@ def install() -> None:
     _kept.extend([made, kernels.register(), autocast.register()])
     patches.apply()
     device_guard.defer_interrupts()
+    # Like the CPU's, the backward pass runs in the thread that asks for it. A thread of the device
+    # would have OpenMP threads of its own, and both pools spin while they wait: where ranks x
+    # threads are all processors, a step took three times as long.
+    torch.autograd.set_multithreading_enabled(False)
 
 
 def _check() -> None:
