@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
+from tests.drivers.kernel import until
 from tests.support import Driver, fork_server
-from tpunb.runs.events import Note
+from tpunb.runs.events import Note, Output
 from tpunb.runs.spec import FailureKind
 
 IMPORTS = "import ctypes, multiprocessing, os, resource, signal, sys, time, warnings"
@@ -184,3 +188,29 @@ def test_ranks_that_trained_different_models(driver: Driver) -> None:
     assert result.different_models is not None
     assert result.different_models.ranks == (0, 1)
     assert result.different_models.place == "cell [1], line 11: optimizer.step()"
+
+
+def test_supervisor_of_an_idle_run_sleeps_until_something_happens(
+    driver: Driver, tmp_path: Path
+) -> None:
+    driver.warm()
+    status = Path(f"/proc/{driver.supervisor_pid}/status")
+
+    def looks() -> int:
+        return int(re.findall(r"voluntary_ctxt_switches:\s+(\d+)", status.read_text())[0])
+
+    def rests() -> bool:
+        before = looks()
+        time.sleep(0.5)
+        return looks() - before < 8  # 25 while something happens
+
+    def when_it_rests(_: object) -> None:
+        until(rests, "the supervisor sleeps")
+        (tmp_path / "go").touch()
+
+    train = f"print('begins', flush=True)\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n"
+    train += "    time.sleep(0.1)\nprint('goes on', flush=True)"
+    seen = driver.run(
+        [IMPORTS], train, ranks=1, when=lambda e: isinstance(e, Output), then=when_it_rests
+    )
+    assert seen.log == ["[0] begins", "[0] goes on"]

@@ -62,6 +62,7 @@ from tpunb.utils.processes import Process
 from tpunb.utils.text import duration
 from tpunb.worker.supervisor import outcome
 from tpunb.worker.supervisor.arm import FAREWELL, Arm
+from tpunb.worker.supervisor.changes import Changes
 from tpunb.worker.supervisor.device_lock import DeviceLock, RunDescription
 from tpunb.worker.supervisor.import_files import ImportFiles
 from tpunb.worker.supervisor.kept_preludes import KeptPreludes, Waiting
@@ -74,6 +75,10 @@ log = logging.getLogger(__name__)
 
 TICK = 0.02
 """Seconds between two steps of the current run: merging logs, checking waits."""
+LIVELY = 1.0
+"""Seconds without a message or a change in the run's folder after which steps are fewer."""
+REST = 0.25
+"""Seconds between two steps then, unless something happens."""
 MEMORY_CHECK = 1.0
 """Seconds between two checks whether memory is scarce, during a run."""
 DEVICE_CHECK = 0.2
@@ -238,6 +243,9 @@ class Supervisor:
         """The hosts of the run; None if it is on this machine."""
         self.current: QueuedRun | None = None
         """The order that `run` carries out."""
+        self._changes: Changes | None = None
+        """Of the current run's folder."""
+        self._lively_until = 0.0
         self.queue: list[QueuedRun] = []
         self.leaving = ""
         """Why the supervisor is going to end; empty while it stays."""
@@ -301,8 +309,12 @@ class Supervisor:
         sources = [self._wake, self.reports.fd]
         sources += [] if self.hosts is None else self.hosts.descriptors
         sources += [] if self.kernel.closed else [self.kernel.fd]
-        patience = TICK if self._busy else self._patience()
+        patience = self._tick() if self._busy else self._patience()
+        if patience == REST and self._changes is not None:
+            sources.append(self._changes.fd)
         readable = wait_readable(sources, patience, writable=self._outbox.descriptor)
+        if readable:
+            self._lively_until = time.monotonic() + LIVELY
         if self._wake in readable and signal.SIGTERM in os.read(self._wake, 1 << 16):
             self._leave("the supervisor was terminated (SIGTERM)")
         if self.reports.fd in readable:
@@ -316,6 +328,18 @@ class Supervisor:
     @property
     def _busy(self) -> bool:
         return self.run is not None or bool(self.queue)
+
+    def _tick(self) -> float:
+        """Seconds until the current run's next step."""
+        changes = self._changes
+        if changes is None or self.queue or time.monotonic() < self._lively_until:
+            return TICK
+        if not isinstance(self.run, Supervision) or not self.run.waits:
+            return TICK
+        if changes.read():
+            self._lively_until = time.monotonic() + LIVELY
+            return TICK
+        return REST if changes.told else TICK
 
     def _patience(self) -> float | None:
         """Seconds until something is due without a message; None if nothing is."""
@@ -448,7 +472,7 @@ class Supervisor:
     def _begin(self, queued: QueuedRun) -> None:
         log.info("begin %s", queued.dir.id)
         queued.begin()
-        self.current = queued
+        self.current, self._changes = queued, Changes(queued.dir.path)
         try:
             self._make_run(queued)
         except (OSError, ValueError) as error:
@@ -587,6 +611,9 @@ class Supervisor:
         assert queued is not None
         self.kept.close_sockets()
         queued.close()
+        if self._changes is not None:
+            self._changes.close()
+            self._changes = None
         self._on_run_end(queued)
 
     def _on_run_end(self, queued: QueuedRun) -> None:

@@ -139,6 +139,11 @@ class Supervision:
         """True once no process of this run can start or report anything."""
         return all(node.ended for node in self.nodes)
 
+    @property
+    def waits(self) -> bool:
+        """True while nothing is under way on this machine but the run's own code."""
+        return self._hosts is None and self._stop is None and not (self._collecting or self._over)
+
     def _emit(self, event: Event) -> None:
         """Write an event to the run folder. A full disk or a deleted folder ends no run."""
         log.info("%s", event)
