@@ -81,6 +81,11 @@ def test_speed_is_measured_over_the_last_seconds() -> None:
     assert speed.per_second() is None
     speed.add(102.0, 13)
     assert speed.per_second() == pytest.approx(5)
+    compiling = Speed()
+    compiling.add(0.0, 0)
+    for step in range(1, 50):
+        compiling.add(60 + 0.25 * step, step)
+    assert compiling.per_second() == pytest.approx(4)
 
 
 def test_time_left_is_estimated_from_the_finished_share() -> None:

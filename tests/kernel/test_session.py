@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -320,6 +321,11 @@ def test_setup_preloads_unless_told_not_to(
     assert json.loads(capsys.readouterr().out)["runs"] == str(Path("other").absolute())
     kernel.setup(options.SETUP.parse_line("--json", {}))
     assert calls(kernel) == ["warm"]
+
+
+def test_preloading_needs_no_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    session.preload()
 
 
 def test_setup_refuses_a_tpu_that_is_not_there(kernel: Session) -> None:
