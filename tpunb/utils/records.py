@@ -90,7 +90,7 @@ def hints(kind: Any) -> dict[str, Any]:
 
 def convert(hint: Any, value: Any) -> Any:
     """Convert a JSON value to a type. Raises ValueError."""
-    if hint is Any or (hint is str and type(value) is str):
+    if hint is Any or (hint in (str, bool) and type(value) is hint):
         return value
     origin, inner = _shape(hint)
     if origin in (Union, UnionType):
@@ -119,8 +119,6 @@ def convert(hint: Any, value: Any) -> Any:
     elif hint in (int, float):
         if is_number(value) and (hint is float or isinstance(value, int)):
             return value
-    elif hint is bool and isinstance(value, bool):
-        return value
     raise ValueError(f"{reprlib.repr(value):.40} is not of type {hint}")
 
 
@@ -130,6 +128,8 @@ def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:
+    if value is None and type(None) in hints:
+        return None
     for hint in hints:
         try:
             return convert(hint, value)
