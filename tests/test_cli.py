@@ -8,7 +8,6 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -327,7 +326,7 @@ class TestListings:
         assert last.startswith("[tpunb] rehearsal on CPU")
         assert lines == ["[0] one 0", "[1] one 1"]
         assert logs("one", "--tail", "0") == []
-        assert logs("one", "--grep", "one.[1-9]", "--stream", "stdout") == ["[1] one 1"]
+        assert logs("one", "--grep", "one.[1-9]") == ["[1] one 1"]
         assert cli.main(["logs", "one", "--level", "error"]) == 0
         out, error = capsys.readouterr()
         assert out == ""
@@ -457,24 +456,6 @@ def test_version_and_help(tmp_path: Path) -> None:
     assert "the script that %%tpu_train would run" in text
     for name in COMMANDS:
         assert re.search(rf"^    {name} +\w", text, re.MULTILINE)
-
-
-@pytest.mark.usefixtures("starts_processes")
-def test_the_shell_completes_commands_and_options(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cli.main(["complete"]) == 0
-    script = capsys.readouterr().out
-    if shutil.which("bash"):
-        subprocess.run(["bash", "-n", "-c", script], check=True)
-    monkeypatch.setenv("COMP_LINE", "tpunb logs --st x")
-    monkeypatch.setenv("COMP_POINT", "15")
-    assert cli.main(["complete", "tpunb", "--st", "logs"]) == 0
-    assert capsys.readouterr().out == "--stream\n"
-    monkeypatch.setenv("COMP_LINE", "tpunb lint n")
-    monkeypatch.delenv("COMP_POINT")
-    assert cli.main(["complete"]) == 0
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("lent")

@@ -52,12 +52,6 @@ _Options = TypeVar("_Options")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status. A TpunbError is printed as one message."""
-    if "COMP_LINE" in os.environ and (sys.argv[1:] if arguments is None else arguments)[:1] == [
-        "complete"
-    ]:
-        for word in _completions(os.environ["COMP_LINE"], os.environ.get("COMP_POINT")):
-            print(word)
-        return 0
     namespace = make_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names and logs may contain any characters
         sys.stdout.reconfigure(errors="replace")
@@ -117,12 +111,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("clean", CleanOptions, _clean, "remove old runs, after a confirmation")
     add("keep", NoOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
-    add(
-        "complete",
-        NoOptions,
-        _complete,
-        'print the completion code for bash and zsh; use: eval "$(tpunb complete)"',
-    )
     return parser
 
 
@@ -591,30 +579,6 @@ def _keep(chosen: NoOptions) -> int:
 
     print(keep_running())
     return 0
-
-
-COMPLETION = """\
-[ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
-complete -o default -C 'tpunb complete' tpunb"""
-"""Code for the shell, which then runs `tpunb complete` with COMP_LINE and COMP_POINT set."""
-
-
-def _complete(chosen: NoOptions) -> int:
-    print(COMPLETION)
-    return 0
-
-
-def _completions(line: str, point: str | None) -> list[str]:
-    """Return completions for the word at the cursor; if there are none, the shell offers files."""
-    from tpunb.kernel.completion import run_ids
-    from tpunb.utils.completion import complete
-
-    line = line.encode()[: None if point is None else int(point)].decode(errors="ignore")
-    words = line.split()[1:]
-    start = words.pop() if words and not line[-1:].isspace() else ""
-    return complete(
-        make_parser(), words, start, {"RUN": lambda: run_ids(listings.default_folder())}
-    )
 
 
 def _data(chosen: DataOptions) -> int:

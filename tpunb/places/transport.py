@@ -111,7 +111,7 @@ class GcloudTransport(Transport):
         """Return gcloud's answer as a value of a type. Raises PlaceError."""
         command = ["gcloud", *words, *self._where, "--format=json"]
         try:
-            return tools.read_json(kind, tools.call(command).output, shlex.join(command))
+            return tools.read_json(kind, tools.call(command), shlex.join(command))
         except ToolError as error:
             raise PlaceError(str(error)) from None
 

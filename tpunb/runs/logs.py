@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tpunb.runs import state
-from tpunb.runs.directory import PRELUDE, RunDir
+from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import files
 from tpunb.utils.ansi import clean, strip_ansi
@@ -19,7 +19,7 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineTail
 from tpunb.utils.text import parse_ranks, size
 
-_LINE = re.compile(r"\[(?:(?P<rank>\d+)(?P<err> err)?(?P<own> prelude)?|prelude|tpunb)\] ")
+_LINE = re.compile(r"\[(?:(?P<rank>\d+)(?: err)?(?: prelude)?|prelude|tpunb)\] ")
 _BEGINS = "Traceback (most recent call last)"
 # The level names of logging and similar libraries, names of exceptions and warnings, and the first
 # letter of glog's lines ('E1121 20:13:30.123456'), the format of XLA and libtpu.
@@ -44,14 +44,10 @@ class LogSearch:
     """A selection of lines of a log."""
 
     ranks: str = "all"
-    stream: str | None = None
-    """'stdout', 'stderr' or 'prelude'; None for all."""
     level: str | None = None
     """'warning': warnings and errors; 'error': errors, with their tracebacks."""
     pattern: re.Pattern[str] | None = None
     """The expression that lines must match, without their rank and colours."""
-    context: int = 0
-    """The number of lines to show before and after each match."""
     tail: int | None = None
     """The number of last lines to show; None for all."""
 
@@ -90,13 +86,7 @@ class _Filter:
                 f"{spec.world_size - 1}"
             ) from None
         self._search = search
-        self._by_source = search.ranks != "all" or search.stream is not None
         self._colours = colours
-        self._before: deque[str] = deque(maxlen=search.context)
-        self._after = 0
-        self._gap = False
-        """True if lines were dropped since the last shown line."""
-        self._any = False
         self._tracebacks: set[str] = set()
         """The prefixes of ranks that are in the middle of a traceback."""
 
@@ -105,45 +95,18 @@ class _Filter:
         if self._search.is_everything:
             yield from lines
             return
-        by_level = self._search.level is not None
         for line in lines:
-            if by_level and not self._tracebacks and not _MAY_BE_BAD.search(line):
+            if self._search.level and not self._tracebacks and not _MAY_BE_BAD.search(line):
                 # Nearly all lines are of this kind, and this is ten times as fast as a full match.
-                if self._by_source and not self._is_of(_LINE.match(line)):
+                continue
+            match = _LINE.match(line)
+            if self._search.ranks != "all":
+                rank = match["rank"] if match else None
+                if rank is None or int(rank) not in self._ranks:
                     continue
-                prefix, shown = "", None
-            else:
-                match = _LINE.match(line)
-                if self._by_source and not self._is_of(match):
-                    continue
-                prefix = match[0] if match else ""
-                shown = self._hit(prefix, line[len(prefix) :])
-            if shown is not None:
-                if self._gap and self._any and self._search.context:
-                    yield "--"
-                yield from self._before
-                self._before.clear()
+            prefix = match[0] if match else ""
+            if (shown := self._hit(prefix, line[len(prefix) :])) is not None:
                 yield prefix + shown
-                self._any, self._gap, self._after = True, False, self._search.context
-            elif self._after:
-                self._after -= 1
-                yield line
-            else:
-                self._gap = self._gap or len(self._before) == self._search.context
-                self._before.append(line)
-
-    def _is_of(self, match: re.Match[str] | None) -> bool:
-        """True if a line comes from the ranks and the stream of the search."""
-        if match is None or match[0] == "[tpunb] ":
-            return False
-        rank = match["rank"]
-        if self._search.ranks != "all" and (rank is None or int(rank) not in self._ranks):
-            return False
-        if self._search.stream is None:
-            return True
-        if rank is None or match["own"]:
-            return self._search.stream == PRELUDE
-        return self._search.stream == ("stderr" if match["err"] else "stdout")
 
     def _hit(self, prefix: str, text: str) -> str | None:
         """Return the text as shown; None if it does not match."""
