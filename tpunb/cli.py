@@ -183,7 +183,7 @@ class DoctorOptions(_RunsFolder):
     on: str | None = option(
         "--on",
         metavar="PLACE",
-        help="check every host of this place of places.toml, and the connections between them",
+        help="check every host of this place of places.toml",
     )
 
 

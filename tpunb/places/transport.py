@@ -11,7 +11,6 @@ import hashlib
 import inspect
 import shlex
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -140,8 +139,6 @@ class Answer:
     host: str
     output: bytes
     errors: str
-    at: float
-    """The middle of the call, in seconds since the epoch by this machine's clock."""
     problem: str
     """Why the command has failed; '' if it has not."""
 
@@ -166,7 +163,7 @@ def ask_hosts(
     def run(host: int) -> Answer:
         words, data = remote[host]
         command = transport.command(host, words)
-        started, output, errors, problem = time.time(), b"", "", ""
+        output, errors, problem = b"", "", ""
         try:
             ended = tools.run(
                 command,
@@ -188,7 +185,7 @@ def ask_hosts(
             problem = str(error)
         except StoppedError as error:
             problem = str(error)
-        return Answer(transport.hosts[host], output, errors, (started + time.time()) / 2, problem)
+        return Answer(transport.hosts[host], output, errors, problem)
 
     with futures.ThreadPoolExecutor(len(remote) or 1) as pool:
         try:
