@@ -152,12 +152,12 @@ class _RunsFolder:
     )
 
 
-def _runs_anywhere(default: Any = listings.default_folder) -> Any:
+def _runs_anywhere() -> Any:
     """Return `--runs` for commands that only read: a folder or a URL."""
     return option(
         "--runs",
         type=_folder_or_url,
-        default=default,
+        default=listings.default_folder,
         metavar="DIR",
         help="where run folders are: a folder or a URL such as gs://bucket/runs (default: ./runs)",
     )
@@ -474,15 +474,11 @@ def _fetch(chosen: FetchOptions) -> int:
 class RunsCommandOptions(RunsOptions):
     """Options of `tpunb runs`."""
 
-    runs: Path | None = _runs_anywhere(default=None)
-    place: Path | None = argument("DIR", help="same as --runs", type=_folder_or_url)
+    runs: Path = _runs_anywhere()
 
 
 def _runs(chosen: RunsCommandOptions) -> int:
-    if chosen.runs is not None and chosen.place is not None:
-        raise TpunbError("DIR and --runs name the same folder: give only one of them")
-    runs = chosen.runs or chosen.place or listings.default_folder()
-    print(terminal.coloured(str(listings.list_runs(runs, whole=chosen.whole))))
+    print(terminal.coloured(str(listings.list_runs(chosen.runs, whole=chosen.whole))))
     return 0
 
 

@@ -57,8 +57,6 @@ def make(pod: Pod, tmp_path: Path) -> Iterator[Make]:
         return run
 
     yield make
-    for host in pod.hosts:
-        host.mend()
     try:
         for run in made:
             until(lambda run=run: not run.left(), 40)

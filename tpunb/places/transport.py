@@ -7,7 +7,6 @@ also through gcloud (SDK 528: `tpu-vm ssh` and `compute ssh` leave it to the ssh
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import shlex
 import threading
@@ -197,9 +196,3 @@ def ask_hosts(
 def remote_command(python: str, *words: str) -> str:
     """A command of `remote` for a host's shell; `python`: the interpreter, as a word of it."""
     return f"{python} -c {shlex.join([inspect.getsource(remote), *words])}"
-
-
-def receiver(python: str, folder: str, data: bytes, *words: str) -> str:
-    """The command that extracts an archive from its standard input into a folder of a host."""
-    digest = hashlib.sha256(data).hexdigest()
-    return remote_command(python, "receive", folder, str(len(data)), digest, *words)
