@@ -493,17 +493,17 @@ class LogsCommandOptions(_RunsFolder, LogsOptions):
 def _logs(chosen: LogsCommandOptions) -> int:
     run = directory.find_run(chosen.runs, chosen.run)
     bucket_copies.load_log(run)
-    search, colours = chosen.search(), sys.stdout.isatty()
-    shown = ansi.clean if colours else str  # files get the ranks' exact output
+    search = chosen.search()
+    shown = ansi.clean if sys.stdout.isatty() else str  # files get the ranks' exact output
     if not chosen.follow:
         any_line = False
-        for line in logs.read_lines(run, search, colours=colours):
+        for line in logs.read_lines(run, search):
             any_line = True
             sys.stdout.write(f"{shown(line)}\n")
         if not any_line and search.tail != 0:
             print(f"tpunb: {logs.no_match_message(run, search)}", file=sys.stderr)
         return 0
-    for lines in logs.follow_lines(run, search, colours=colours):
+    for lines in logs.follow_lines(run, search):
         sys.stdout.write("".join(f"{shown(line)}\n" for line in lines))
         sys.stdout.flush()
     print(f"tpunb: {state.describe_end(run)}", file=sys.stderr)

@@ -60,6 +60,7 @@ def search(options: str) -> logs.LogSearch:
         (r"--grep ^\Step.1$", [2, 3]),  # \S is no capital
         ("--grep number$", [9]),  # without its colours
         (r"--grep \[0", []),  # and without its rank
+        ("--grep x*$ --ranks 1", [3, 4, 6, 11]),
         ("--tail 2", [12, 13]),
         ("--grep step.1|full --ranks 0-10", [2, 3]),
     ],
@@ -67,17 +68,6 @@ def search(options: str) -> logs.LogSearch:
 def test_log_search_options_select_lines(run: RunDir, options: str, found: list[int]) -> None:
     known = LINES.split("\n")
     assert [known.index(line) for line in logs.read_lines(run, search(options))] == [*found]
-
-
-def test_log_search_highlights_matches_in_colour(run: RunDir) -> None:
-    assert [*logs.read_lines(run, search("--grep number|full"), colours=True)] == [
-        "[0 err] ValueError: no \x1b[1;31mnumber\x1b[0m",
-        "[11] ERROR:root:\x1b[1;31mfull\x1b[0m",
-    ]
-    # A pattern that fits nothing fits everywhere, and marks nothing.
-    assert [*logs.read_lines(run, search("--grep x*$ --ranks 1"), colours=True)] == [
-        LINES.split("\n")[number] for number in (3, 4, 6, 11)
-    ]
 
 
 @pytest.mark.parametrize("rank", ["12", "0,12"])

@@ -36,7 +36,6 @@ MOST = 60_000
 """The most bytes that a cell shows, because they are saved in the notebook."""
 SEARCHED = 50_000_000
 """The most bytes of a log that a cell searches, which takes about a second."""
-_HIT, _RESET = "\x1b[1;31m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
 class _Filter:
     """Filters lines one at a time."""
 
-    def __init__(self, search: LogSearch, spec: RunSpec, *, colours: bool) -> None:
+    def __init__(self, search: LogSearch, spec: RunSpec) -> None:
         """Raises TpunbError for a rank that the run does not have."""
         try:
             self._ranks = parse_ranks(search.ranks, spec.world_size)
@@ -86,7 +85,6 @@ class _Filter:
                 f"{spec.world_size - 1}"
             ) from None
         self._search = search
-        self._colours = colours
         self._tracebacks: set[str] = set()
         """The prefixes of ranks that are in the middle of a traceback."""
 
@@ -105,21 +103,14 @@ class _Filter:
                 if rank is None or int(rank) not in self._ranks:
                     continue
             prefix = match[0] if match else ""
-            if (shown := self._hit(prefix, line[len(prefix) :])) is not None:
-                yield prefix + shown
+            if self._is_hit(prefix, strip_ansi(line[len(prefix) :])):
+                yield line
 
-    def _hit(self, prefix: str, text: str) -> str | None:
-        """Return the text as shown; None if it does not match."""
-        bare = strip_ansi(text)
-        if self._search.level is not None and not self._is_bad(prefix, bare):
-            return None
-        if self._search.pattern is None:
-            return text
-        if not self._search.pattern.search(bare):
-            return None
-        if not self._colours:
-            return text
-        return self._search.pattern.sub(lambda hit: f"{_HIT}{hit[0]}{_RESET}" * bool(hit[0]), bare)
+    def _is_hit(self, prefix: str, text: str) -> bool:
+        """True if the text matches, which is without the line's prefix and colours."""
+        if self._search.level is not None and not self._is_bad(prefix, text):
+            return False
+        return self._search.pattern is None or self._search.pattern.search(text) is not None
 
     def _is_bad(self, prefix: str, text: str) -> bool:
         """True for a warning, an error or a line of a traceback."""
@@ -135,13 +126,12 @@ class _Filter:
         return self._search.level == "warning" and _WARNING.search(text) is not None
 
 
-def read_lines(run: RunDir, search: LogSearch, *, colours: bool = False) -> Iterator[str]:
+def read_lines(run: RunDir, search: LogSearch) -> Iterator[str]:
     """Return the matching lines of a run's log, without their line ends.
 
-    With `colours`, matches are highlighted. Raises TpunbError for a rank that the run does not
-    have.
+    Raises TpunbError for a rank that the run does not have.
     """
-    line_filter = _Filter(search, state.read_spec(run), colours=colours)
+    line_filter = _Filter(search, state.read_spec(run))
     if search.tail is not None and search.is_unfiltered:
         return iter(_last_lines(run, search.tail))
     return _tail(line_filter.take(_lines(run)), search.tail)
@@ -180,7 +170,7 @@ def read_for_cell(run: RunDir, search: LogSearch, most: int = MOST) -> str:
 
     Only the newest `SEARCHED` bytes of the log are searched.
     """
-    line_filter = _Filter(search, state.read_spec(run), colours=True)
+    line_filter = _Filter(search, state.read_spec(run))
     beyond = _size(run) - SEARCHED
     lines = _lines(run, SEARCHED if beyond > 0 else None)
     text, left_out = _newest(_tail(line_filter.take(lines), search.tail), most)
@@ -220,7 +210,7 @@ class LiveLog:
 
     def __init__(self, run: RunDir, search: LogSearch, most: int) -> None:
         """Raises TpunbError for a rank that the run does not have."""
-        self._filter = _Filter(search, state.read_spec(run), colours=False)
+        self._filter = _Filter(search, state.read_spec(run))
         self._lines = LineTail(run.log)
         self._lines.skip_to_end(SEARCHED)
         self.newest: deque[str] = deque(maxlen=most)
@@ -235,9 +225,9 @@ class LiveLog:
         self._lines.close()
 
 
-def follow_lines(run: RunDir, search: LogSearch, *, colours: bool = False) -> Iterator[list[str]]:
+def follow_lines(run: RunDir, search: LogSearch) -> Iterator[list[str]]:
     """Yield matching lines as `read_lines` does, in batches, until the run has ended."""
-    line_filter = _Filter(search, state.read_spec(run), colours=colours)
+    line_filter = _Filter(search, state.read_spec(run))
     lines = LineTail(run.log)
     newest = search.tail
     if newest is not None and search.is_unfiltered:

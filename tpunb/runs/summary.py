@@ -27,8 +27,6 @@ MANY = 10
 """The number of programs that a rank may compile before it is compared with its steps."""
 _STEPS_EACH = 5
 """The number of steps that a compiled program should serve at least."""
-LONG = 600.0
-"""Seconds of a run after which a missing checkpoint is worth a note."""
 
 
 _DEVICE_UNUSED: Mapping[BackendName, Advice] = {
@@ -170,13 +168,6 @@ def _advice(
                 "run.log says why the one before failed"
                 if result.attempts == 2
                 else f"run.log says why the {result.attempts - 1} before failed",
-            )
-        )
-    if result.duration > LONG and result.device == "TPU" and not run.checkpoints.exists():
-        advice.append(
-            Advice(
-                "the run has saved no checkpoint",
-                "tpunb.save(state, step) lets a later run continue from it",
             )
         )
     return advice
