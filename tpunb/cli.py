@@ -9,7 +9,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -42,8 +41,6 @@ from tpunb.utils.options import (
 from tpunb.utils.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tpunb.notebook.lint.findings import Finding
     from tpunb.runs.result import Diagnosis
 
@@ -239,8 +236,10 @@ def _convert(chosen: ConvertOptions) -> int:
     if chosen.output is None:
         sys.stdout.write(script.text)
     else:
-        with _writing(chosen.output):
+        try:
             chosen.output.write_text(script.text, encoding="utf-8")
+        except OSError as error:
+            raise TpunbError(f"cannot write {chosen.output}: {error.strerror}") from error
     return 0
 
 
@@ -364,12 +363,6 @@ def _parameters_option() -> Any:
     )
 
 
-def _cores_of_all_runs() -> Any:
-    return option(
-        "--cores", type=cores, metavar="N|all", help="ranks of all runs; overrides the cells"
-    )
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """Options of `tpunb run`."""
@@ -379,21 +372,15 @@ class RunOptions:
         "OUT.ipynb", help="the executed notebook (default: NB.out.ipynb)", type=Path
     )
     parameters: tuple[tuple[str, str], ...] = _parameters_option()
-    cores: Cores | None = _cores_of_all_runs()
+    cores: Cores | None = option(
+        "--cores", type=cores, metavar="N|all", help="ranks of all runs; overrides the cells"
+    )
 
 
 def _run(chosen: RunOptions) -> int:
     from tpunb.kernel.papermill import run_notebook
 
     return run_notebook(chosen.notebook, chosen.output, dict(chosen.parameters), chosen.cores)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TpunbError(f"cannot write {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,7 @@ def offered(shell: InteractiveShell, cell: str) -> set[str]:
         return {one.text for one in found}
 
 
-def test_completion_of_options_choices_and_run_ids(
-    shell: InteractiveShell, tmp_path: Path
-) -> None:
+def test_completion_of_options_choices_and_run_ids(shell: InteractiveShell, tmp_path: Path) -> None:
     runs = {made(tmp_path / "runs", name).id for name in "ab"}
     assert {"--returns", "--retries"} <= offered(shell, "%%tpu_train --cores 2 --ret\nprint(1)")
     for line, some, none in (

@@ -70,11 +70,6 @@ def test_what_a_warm_agent_cannot_change() -> None:
     assert environment.read_at_import(env).keys() == {"PYTHONHASHSEED", "LD_PRELOAD"}
 
 
-def test_secrets_are_not_kept() -> None:
-    kept = environment.without_secrets({"KAGGLE_KEY": "a", "PATH": "/bin"})
-    assert kept == {"KAGGLE_KEY": "…", "PATH": "/bin"}
-
-
 def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
     kernel = {
         "OMP_PROC_BIND": "true",

@@ -86,15 +86,6 @@ def test_hosts_run_the_same_cell_with_their_own_ranks(make: Make) -> None:
         assert "x" not in (folder / "env.json").read_text() if (folder / "env.json").exists() else 1
 
 
-def test_a_rehearsal_of_a_tpu_on_several_hosts_is_refused(make: Make) -> None:
-    run = make("print('never')", backend="xla")
-    run.start()
-    result = run.wait()
-    assert result.failure is not None
-    assert "torch_xla is rehearsed on one host" in result.failure.message
-    assert run.log() == []
-
-
 def test_failure_of_a_rank_stops_all_hosts_and_names_the_host(make: Make) -> None:
     run = make(
         "import os, time\n"
