@@ -225,9 +225,9 @@ def _fetch(
             raise
         inside = (path for path in unpacked.rglob("*") if path.is_file())
         fresh = {str(path.relative_to(unpacked)): path for path in inside}
-    for n in fresh:
-        (folder / n).parent.mkdir(parents=True, exist_ok=True)
     _refuse_overwriting(folder, (n for n in fresh if not _is_free(folder / n, fresh[n])))
+    for n in fresh:  # all before the first file is moved: a file may be in the place of a folder
+        (folder / n).parent.mkdir(parents=True, exist_ok=True)
     for n, path in fresh.items():
         path.replace(folder / n)
     shutil.rmtree(part)
