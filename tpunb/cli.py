@@ -9,7 +9,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -42,8 +41,6 @@ from tpunb.utils.options import (
 from tpunb.utils.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tpunb.notebook.lint.findings import Finding
     from tpunb.runs.result import Diagnosis
 
@@ -52,12 +49,6 @@ _Options = TypeVar("_Options")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status. A TpunbError is printed as one message."""
-    if "COMP_LINE" in os.environ and (sys.argv[1:] if arguments is None else arguments)[:1] == [
-        "complete"
-    ]:
-        for word in _completions(os.environ["COMP_LINE"], os.environ.get("COMP_POINT")):
-            print(word)
-        return 0
     namespace = make_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names and logs may contain any characters
         sys.stdout.reconfigure(errors="replace")
@@ -117,12 +108,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("clean", CleanOptions, _clean, "remove old runs, after a confirmation")
     add("keep", NoOptions, _keep, "keep this machine running: cancel --stop-when-done")
     add("data", DataOptions, _data, data.HELP)
-    add(
-        "complete",
-        NoOptions,
-        _complete,
-        'print the completion code for bash and zsh; use: eval "$(tpunb complete)"',
-    )
     return parser
 
 
@@ -164,12 +149,12 @@ class _RunsFolder:
     )
 
 
-def _runs_anywhere(default: Any = listings.default_folder) -> Any:
+def _runs_anywhere() -> Any:
     """Return `--runs` for commands that only read: a folder or a URL."""
     return option(
         "--runs",
         type=_folder_or_url,
-        default=default,
+        default=listings.default_folder,
         metavar="DIR",
         help="where run folders are: a folder or a URL such as gs://bucket/runs (default: ./runs)",
     )
@@ -195,7 +180,7 @@ class DoctorOptions(_RunsFolder):
     on: str | None = option(
         "--on",
         metavar="PLACE",
-        help="check every host of this place of places.toml, and the connections between them",
+        help="check every host of this place of places.toml",
     )
 
 
@@ -251,8 +236,10 @@ def _convert(chosen: ConvertOptions) -> int:
     if chosen.output is None:
         sys.stdout.write(script.text)
     else:
-        with _writing(chosen.output):
+        try:
             chosen.output.write_text(script.text, encoding="utf-8")
+        except OSError as error:
+            raise TpunbError(f"cannot write {chosen.output}: {error.strerror}") from error
     return 0
 
 
@@ -376,12 +363,6 @@ def _parameters_option() -> Any:
     )
 
 
-def _cores_of_all_runs() -> Any:
-    return option(
-        "--cores", type=cores, metavar="N|all", help="ranks of all runs; overrides the cells"
-    )
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """Options of `tpunb run`."""
@@ -391,21 +372,15 @@ class RunOptions:
         "OUT.ipynb", help="the executed notebook (default: NB.out.ipynb)", type=Path
     )
     parameters: tuple[tuple[str, str], ...] = _parameters_option()
-    cores: Cores | None = _cores_of_all_runs()
+    cores: Cores | None = option(
+        "--cores", type=cores, metavar="N|all", help="ranks of all runs; overrides the cells"
+    )
 
 
 def _run(chosen: RunOptions) -> int:
     from tpunb.kernel.papermill import run_notebook
 
     return run_notebook(chosen.notebook, chosen.output, dict(chosen.parameters), chosen.cores)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TpunbError(f"cannot write {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -486,15 +461,11 @@ def _fetch(chosen: FetchOptions) -> int:
 class RunsCommandOptions(RunsOptions):
     """Options of `tpunb runs`."""
 
-    runs: Path | None = _runs_anywhere(default=None)
-    place: Path | None = argument("DIR", help="same as --runs", type=_folder_or_url)
+    runs: Path = _runs_anywhere()
 
 
 def _runs(chosen: RunsCommandOptions) -> int:
-    if chosen.runs is not None and chosen.place is not None:
-        raise TpunbError("DIR and --runs name the same folder: give only one of them")
-    runs = chosen.runs or chosen.place or listings.default_folder()
-    print(terminal.coloured(str(listings.list_runs(runs, whole=chosen.whole))))
+    print(terminal.coloured(str(listings.list_runs(chosen.runs, whole=chosen.whole))))
     return 0
 
 
@@ -509,17 +480,17 @@ class LogsCommandOptions(_RunsFolder, LogsOptions):
 def _logs(chosen: LogsCommandOptions) -> int:
     run = directory.find_run(chosen.runs, chosen.run)
     bucket_copies.load_log(run)
-    search, colours = chosen.search(), sys.stdout.isatty()
-    shown = ansi.clean if colours else str  # files get the ranks' exact output
+    search = chosen.search()
+    shown = ansi.clean if sys.stdout.isatty() else str  # files get the ranks' exact output
     if not chosen.follow:
         any_line = False
-        for line in logs.read_lines(run, search, colours=colours):
+        for line in logs.read_lines(run, search):
             any_line = True
             sys.stdout.write(f"{shown(line)}\n")
         if not any_line and search.tail != 0:
             print(f"tpunb: {logs.no_match_message(run, search)}", file=sys.stderr)
         return 0
-    for lines in logs.follow_lines(run, search, colours=colours):
+    for lines in logs.follow_lines(run, search):
         sys.stdout.write("".join(f"{shown(line)}\n" for line in lines))
         sys.stdout.flush()
     print(f"tpunb: {state.describe_end(run)}", file=sys.stderr)
@@ -591,30 +562,6 @@ def _keep(chosen: NoOptions) -> int:
 
     print(keep_running())
     return 0
-
-
-COMPLETION = """\
-[ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
-complete -o default -C 'tpunb complete' tpunb"""
-"""Code for the shell, which then runs `tpunb complete` with COMP_LINE and COMP_POINT set."""
-
-
-def _complete(chosen: NoOptions) -> int:
-    print(COMPLETION)
-    return 0
-
-
-def _completions(line: str, point: str | None) -> list[str]:
-    """Return completions for the word at the cursor; if there are none, the shell offers files."""
-    from tpunb.kernel.completion import run_ids
-    from tpunb.utils.completion import complete
-
-    line = line.encode()[: None if point is None else int(point)].decode(errors="ignore")
-    words = line.split()[1:]
-    start = words.pop() if words and not line[-1:].isspace() else ""
-    return complete(
-        make_parser(), words, start, {"RUN": lambda: run_ids(listings.default_folder())}
-    )
 
 
 def _data(chosen: DataOptions) -> int:

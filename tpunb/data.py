@@ -19,9 +19,9 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from tpunb.utils import records, text
 from tpunb.utils.errors import DataError, MissingPackageError
@@ -68,17 +68,14 @@ def run(options: DataOptions, say: Callable[[str], None]) -> None:
     source, url = options.source, options.upload
     if not source:  # an upload would send the whole working directory
         raise DataError("SOURCE is empty: is a variable in it not set?")
-    try:
-        public = _public(url or source)
-    except ValueError as error:  # «Invalid IPv6 URL»
-        raise DataError(f"invalid source {url or source!r}: {error}") from None
     if url and options.to:
         raise DataError("--upload cannot be combined with --to, which is for downloads")
+    public = _public(url or source)
     try:
         if url:
             _upload(Path(source).expanduser(), url, say)
         elif kaggle := parse_kaggle(source):
-            name = kaggle.handle.split("/")[0 if kaggle.kind == "competitions" else 1]
+            name = kaggle.handle.split("/")[0 if kaggle.kind == "competition" else 1]
             with _locked(Path(os.environ.get("KAGGLEHUB_CACHE") or "~/.cache/kagglehub"), say):
                 say(_link_kaggle(kaggle, Path(options.to or DEFAULT / name).expanduser()))
         elif "://" in source:
@@ -124,8 +121,7 @@ def _download(source: str, folder: Path, say: Callable[[str], None]) -> None:
 
 def _public(url: str) -> str:
     """Return a URL without the parts that may be secret: user, password, signed query."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return re.sub(r"(?<=://)[^/?#]*@|[?#].*", "", url)
 
 
 # --- The folder on this machine ---
@@ -163,12 +159,6 @@ def _refuse_overwriting(folder: object, names: Iterable[str]) -> None:
         )
 
 
-def _refuse_leading_out(names: Iterable[str]) -> None:
-    for name in names:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise DataError(f"the name {name!r} leads out of the folder, so nothing is used")
-
-
 # --- Download and upload ---
 
 
@@ -200,11 +190,12 @@ def _list(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
         files = {
             place.removeprefix(path.rstrip("/") + "/"): info
             for place, info in system.find(path, detail=True).items()
-            if not place.endswith("/") and WORK not in place.split("/")  # "/": for a folder
+            if not place.endswith("/")  # a folder
         }
     if not files:
         raise DataError(f"{_public(url)} does not exist, or you are not allowed to list it")
-    _refuse_leading_out(files)
+    if outside := [name for name in files if name.startswith("/") or ".." in name.split("/")]:
+        raise DataError(f"the name {outside[0]!r} leads out of the folder, so nothing is used")
     return system, files
 
 
@@ -232,45 +223,41 @@ def _fetch(
         except Exception:
             shutil.rmtree(part)  # for another try, it has to come again
             raise
-        paths = {str(path.relative_to(unpacked)): path for path in unpacked.rglob("*")}
-        fresh = {n: p for n, p in paths.items() if p.is_file() and WORK not in n.split("/")}
-    taken = {
-        n
-        for n, path in fresh.items()
-        if os.path.lexists(folder / n)
-        and not ((folder / n).is_file() and filecmp.cmp(path, folder / n, shallow=False))
-    }
-    parents = {str(parent) for n in fresh for parent in PurePosixPath(n).parents}
-    taken |= {p for p in parents if os.path.lexists(folder / p) and not (folder / p).is_dir()}
-    _refuse_overwriting(folder, taken)
-    for n, path in fresh.items():
+        inside = (path for path in unpacked.rglob("*") if path.is_file())
+        fresh = {str(path.relative_to(unpacked)): path for path in inside}
+    _refuse_overwriting(folder, (n for n in fresh if not _is_free(folder / n, fresh[n])))
+    for n in fresh:  # all before the first file is moved: a file may be in the place of a folder
         (folder / n).parent.mkdir(parents=True, exist_ok=True)
+    for n, path in fresh.items():
         path.replace(folder / n)
     shutil.rmtree(part)
     return fresh
 
 
+def _is_free(place: Path, new: Path) -> bool:
+    """True if nothing is at a place, or a file with the content of the new one."""
+    same = place.is_file() and filecmp.cmp(new, place, shallow=False)
+    return same or not os.path.lexists(place)
+
+
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive, unless it has a member that leads out of the folder, or is a device."""
+    """Unpack an archive; nothing is written outside of the folder, and no device is made."""
     shutil.rmtree(folder, ignore_errors=True)
     if archive.name.lower().endswith(".zip"):
         with zipfile.ZipFile(archive) as file:  # shutil passes over each name with '..' in it
-            _refuse_leading_out(file.namelist())
             file.extractall(folder)
     else:
         shutil.unpack_archive(archive, folder, filter="data")
 
 
-@contextlib.contextmanager
-def _progress(name: str, count: int) -> Iterator[Any]:
+def _progress(name: str, count: int) -> Any:
     """Fsspec's callback with a bar on standard output: a saved notebook would have no widget."""
     from fsspec.callbacks import TqdmCallback
 
     watched = sys.stdout.isatty() or "ipykernel" in sys.modules
-    what = {"unit": "B", "unit_scale": True} if count == 1 else {"unit": " files"}
-    how = {"desc": name, "file": sys.stdout, "disable": not watched, "delay": 0.5, "leave": False}
-    with TqdmCallback(tqdm_kwargs={**what, **how}) as callback:
-        yield callback
+    what = {"desc": name, "unit": "B" if count == 1 else " files", "unit_scale": True}
+    how = {"file": sys.stdout, "disable": not watched, "delay": 0.5, "leave": False}
+    return TqdmCallback(tqdm_kwargs={**what, **how})
 
 
 def _upload(folder: Path, url: str, say: Callable[[str], None]) -> None:
@@ -308,11 +295,11 @@ def _is_uploaded(path: Path, system: Any, place: str) -> bool:
 
 _SLUG = r"[A-Za-z0-9][\w.-]*"
 _KAGGLE = re.compile(
-    r"(?P<page>https?://(www\.)?kaggle\.com/)?"
+    r"(kaggle://|(?P<page>https?://(www\.)?kaggle\.com/))"
     rf"((c|competitions)/(?P<competition>{_SLUG})"
     rf"|datasets/(?P<dataset>{_SLUG}/{_SLUG}(/versions/\d+)?)"
-    rf"|models/(?P<model>{_SLUG}(/{_SLUG}){{3}}(/\d+)?))"
-    r"(?P<file>/[^?#]+)?([?#].*)?"
+    rf"|models/(?P<model>{_SLUG}(/{_SLUG}){{3}}(/\d+)?))/?"
+    r"(?(page)([\w-]+/?)?([?#].*)?)"  # a tab of the page, such as data
 )
 
 
@@ -320,50 +307,40 @@ class KaggleSource(NamedTuple):
     """A competition, dataset or model of Kaggle."""
 
     kind: str
-    """'competitions', 'datasets' or 'models'."""
+    """'competition', 'dataset' or 'model'."""
     handle: str
     """kagglehub's: NAME, OWNER/NAME[/versions/N] or OWNER/MODEL/FRAMEWORK/VARIATION[/N]."""
-    file: str | None = None
-    """The only file to download; None: all files."""
 
 
 def parse_kaggle(source: str) -> KaggleSource | None:
     """Parse a source; None if it is not Kaggle's. Raises DataError for a wrong form."""
     if not re.match(r"kaggle://|https?://(www\.)?kaggle\.com/", source):
         return None
-    match = _KAGGLE.fullmatch(source.removeprefix("kaggle://").rstrip("/"))
-    # '/data', '/overview', … at the end of a page's address are its tabs.
-    file = (match["file"] or "").strip("/") if match and not match["page"] else ""
-    if match is None or re.match(r"versions/|.*\.\.", file) or (file and match["model"]):
+    match = _KAGGLE.fullmatch(source)
+    if match is None:
         raise DataError(f"{source} does not have one of the forms {_OF_KAGGLE}")
     kind = next(kind for kind in ("competition", "dataset", "model") if match[kind])
-    return KaggleSource(f"{kind}s", match[kind], file or None)
+    return KaggleSource(kind, match[kind])
 
 
 def _link_kaggle(source: KaggleSource, folder: Path) -> str:
-    """Make `folder`, or the file in it, a link to kagglehub's copy; return what to say."""
-    name = f"{source.handle}/{source.file}" if source.file else source.handle
-    link = folder / Path(source.file).name if source.file else folder
-    linked = folder.is_symlink() or link.is_symlink()
-    # The folder may be a link to all files of the source.
-    place = folder / source.file if source.file and folder.is_symlink() else link
-    if linked and place.exists():
+    """Make `folder` a link to kagglehub's copy; return what to say."""
+    if folder.is_symlink() and folder.exists():
         # A version: kagglehub has chosen it if the handle has none.
-        copy = rf".*/{source.kind}/{re.escape(source.handle)}(/(versions/)?\d+)?"
-        inside = f"/{re.escape(source.file)}" if source.file else ""
-        if re.fullmatch(copy + inside, str(place.resolve())):
-            return f"{name} is already in {folder}; nothing was downloaded"
+        copy = rf".*/{source.kind}s/{re.escape(source.handle)}(/(versions/)?\d+)?"
+        if re.fullmatch(copy, str(folder.resolve())):
+            return f"{source.handle} is already in {folder}; nothing was downloaded"
     # Only kagglehub knows where a Kaggle notebook mounts the source.
-    path = "" if link.exists() and not linked else _ask_kagglehub(source)
-    if link.exists() and not (path and link.samefile(path)):
+    path = "" if folder.exists() and not folder.is_symlink() else _ask_kagglehub(source)
+    if folder.exists() and not (path and folder.samefile(path)):
         raise DataError(
-            f"{link} already exists and does not come from {name}: move it away, or name "
-            "another folder with --to"
+            f"{folder} already exists and does not come from {source.handle}: move it away, or "
+            "name another folder with --to"
         )
-    link.unlink(missing_ok=True)  # its target may have been removed from the cache
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(Path(path).absolute())
-    return f"{source.handle} is in {link}, a link to {path}"
+    folder.unlink(missing_ok=True)  # its target may have been removed from the cache
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(Path(path).absolute())
+    return f"{source.handle} is in {folder}, a link to {path}"
 
 
 def _ask_kagglehub(source: KaggleSource) -> str:
@@ -373,5 +350,4 @@ def _ask_kagglehub(source: KaggleSource) -> str:
     except ImportError:
         install = f"`{PIP_INSTALL} 'tpunb[kaggle]'`"
         raise MissingPackageError("kagglehub", "data from Kaggle", install) from None
-    get = getattr(kagglehub, f"{source.kind.removesuffix('s')}_download")
-    return str(get(source.handle, path=source.file))
+    return str(getattr(kagglehub, f"{source.kind}_download")(source.handle))

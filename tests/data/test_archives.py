@@ -8,7 +8,6 @@ import pytest
 
 from tests.data.support import files, zipped
 from tpunb.data import _unpack
-from tpunb.errors import DataError
 
 
 def tarred(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
@@ -20,9 +19,9 @@ def tarred(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
 
 
 def test_both_kinds(tmp_path: Path) -> None:
-    (tmp_path / "x.zip").write_bytes(zipped(**{"a/b.txt": b"1", "c..d": b"2"}))
+    (tmp_path / "x.zip").write_bytes(zipped(**{"a/b.txt": b"1", "c..d": b"2", "../../e": b"3"}))
     _unpack(tmp_path / "x.zip", tmp_path / "out")
-    assert files(tmp_path / "out") == {"a/b.txt": b"1", "c..d": b"2"}
+    assert files(tmp_path / "out") == {"a/b.txt": b"1", "c..d": b"2", "e": b"3"}
     (tmp_path / "x.tar.gz").write_bytes(tarred("/d/e.txt"))
     _unpack(tmp_path / "x.tar.gz", tmp_path / "out")
     assert files(tmp_path / "out") == {"d/e.txt": b""}
@@ -31,8 +30,6 @@ def test_both_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("x.zip", zipped(ok=b"1", **{"../../evil": b"x"}), DataError),
-        ("x.zip", zipped(ok=b"1", **{"/evil": b"x"}), DataError),
         ("x.tar.gz", tarred("a/../../evil"), tarfile.OutsideDestinationError),
         ("x.tar.gz", tarred("l", tarfile.SYMTYPE, "/etc"), tarfile.AbsoluteLinkError),
         ("x.tar.gz", tarred("l", tarfile.SYMTYPE, ".."), tarfile.LinkOutsideDestinationError),

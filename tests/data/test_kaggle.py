@@ -22,14 +22,13 @@ CATS = "kaggle://datasets/me/cats"
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        (TITANIC, KaggleSource("competitions", "titanic")),
-        (f"{TITANIC}/a/train.csv", KaggleSource("competitions", "titanic", "a/train.csv")),
-        ("https://www.kaggle.com/c/titanic/data?x=1#y", KaggleSource("competitions", "titanic")),
-        (CATS, KaggleSource("datasets", "me/cats")),
-        (f"{CATS}/versions/3", KaggleSource("datasets", "me/cats/versions/3")),
+        (TITANIC, KaggleSource("competition", "titanic")),
+        ("https://www.kaggle.com/c/titanic/data?x=1#y", KaggleSource("competition", "titanic")),
+        (f"{CATS}/", KaggleSource("dataset", "me/cats")),
+        (f"{CATS}/versions/3", KaggleSource("dataset", "me/cats/versions/3")),
         (
             "https://www.kaggle.com/models/google/gemma/PyTorch/2b/4",
-            KaggleSource("models", "google/gemma/PyTorch/2b/4"),
+            KaggleSource("model", "google/gemma/PyTorch/2b/4"),
         ),
         ("gs://bucket/x", None),
         ("https://example.org/kaggle.com/", None),
@@ -47,7 +46,8 @@ def test_parse(source: str, expected: KaggleSource | None) -> None:
         "kaggle://models/google/gemma/pytorch",
         "kaggle://code/me/notebook",
         "kaggle://datasets/../etc",
-        "kaggle://datasets/me/cats/../../x",
+        f"{CATS}/../../x",
+        f"{CATS}/a.csv",
     ],
 )
 def test_parse_refuses(source: str) -> None:
@@ -76,25 +76,16 @@ def test_a_competition_is_downloaded_once(kaggle: FakeKaggle) -> None:
     assert files(folder) == content
 
 
-def test_datasets_models_and_single_files(kaggle: FakeKaggle) -> None:
+def test_datasets_and_models(kaggle: FakeKaggle) -> None:
     kaggle.files |= {
         "datasets/me/cats/versions/2": Stored(zipped(**{"a.txt": b"two"})),
-        "datasets/me/dogs/a.csv": Stored(b"plain"),
-        "competitions/titanic/train.csv": Stored(b"1,2"),
         "models/google/gemma/pytorch/2b/7/d/w.bin": Stored(b"new"),
     }
     downloaded(CATS, "cats")
     assert files("cats") == {"a.txt": b"two"}
-    downloaded("kaggle://datasets/me/dogs/a.csv", "one")
-    downloaded(f"{TITANIC}/train.csv", "one")  # files of several sources may be in one folder
-    assert files("one") == {"a.csv": b"plain", "train.csv": b"1,2"}
     asked = len(kaggle.asked)
-    assert "already in one; nothing" in downloaded(f"{TITANIC}/train.csv", "one")
-    assert "already in cats; nothing" in downloaded(f"{CATS}/a.txt", "cats")
+    assert "already in cats; nothing" in downloaded(CATS, "cats")
     assert len(kaggle.asked) == asked
-    kaggle.files["competitions/titanic/b/train.csv"] = Stored(b"another")
-    with pytest.raises(DataError, match=r"exists and does not come from titanic/b/train\.csv"):
-        downloaded(f"{TITANIC}/b/train.csv", "one")
     downloaded("kaggle://models/google/gemma/PyTorch/2b", "gemma")
     assert files("gemma") == {"d/w.bin": b"new"}
 

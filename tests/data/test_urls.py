@@ -169,7 +169,7 @@ def test_nothing_is_overwritten(site: Site) -> None:
         downloaded(f"{site.url}/x.zip", "mine")
     Path("mine/a.txt").unlink()
     Path("mine/b").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"other files with these names: b. Nothing was over"):
+    with pytest.raises(DataError, match=r"FileExistsError: .*'mine/b'"):
         downloaded(f"{site.url}/x.zip", "mine")
     assert files("mine") == {"b": b"mine", "same.txt": b"same"}
     Path("mine/b").unlink()
@@ -186,16 +186,6 @@ def test_a_broken_archive_is_downloaded_again(site: Site) -> None:
     site.pages["/a.zip"] = good
     downloaded(f"{site.url}/a.zip", "to")
     assert files("to") == {"x": NOISE}
-
-
-def test_files_of_tpunb_do_not_come_along(site: Site) -> None:
-    put("memory://bucket/set/a.txt", b"a")
-    put("memory://bucket/set/.tpunb-data/lock", b"{}")
-    downloaded("memory://bucket/set", "to")
-    site.pages["/x.zip"] = zipped(**{"b.txt": b"b", ".tpunb-data/lock": b"{}"})
-    downloaded(f"{site.url}/x.zip", "to")
-    assert files("to") == {"a.txt": b"a", "b.txt": b"b"}
-    assert Path("to/.tpunb-data/lock").read_bytes() == b""
 
 
 def test_what_web_servers_refuse(site: Site) -> None:
@@ -241,7 +231,7 @@ def test_what_is_not_there_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None
         downloaded("memory://bucket/none", "to")
     with pytest.raises(DataError, match=r"nosuch://bucket/x: ValueError: Protocol not known"):
         downloaded("nosuch://bucket/x", "to")
-    with pytest.raises(DataError, match=r"invalid source 'http://\[x': Invalid IPv6 URL"):
+    with pytest.raises(DataError, match=r"http://\[x: ValueError: Invalid IPv6 URL"):
         downloaded("http://[x", "to")
     with pytest.raises(DataError, match=r"invalid source 'competitions/titanic': expected a URL"):
         downloaded("competitions/titanic", "to")

@@ -1,9 +1,8 @@
 """Hosts that are network namespaces of this machine, on one bridge: `with Pod(3) as pod`.
 
 Each has an address of its own (10.77.0.2 …), a name that the others know, a host name, a file
-/etc/hosts and a home. Processes see each other's by pid, and share all other files. A link that is
-cut loses everything and says nothing, as a cable that is pulled out. Needs root, or a user who may
-make namespaces, and `ip` of iproute2: `why_refused` says what is missing.
+/etc/hosts and a home. Processes see each other's by pid, and share all other files. Needs root, or
+a user who may make namespaces, and `ip` of iproute2: `why_refused` says what is missing.
 
     pod      a process that holds the bridge's namespaces
       └─ host 0 …   a process for each that holds its own: network, mounts, host name
@@ -88,14 +87,6 @@ class Host:
 
     def _do(self, command: Sequence[str]) -> None:
         self.run(command, check=True)
-
-    def cut(self) -> None:
-        """Cut its link: nothing goes in or out, and nobody is told."""
-        self.pod._ip(["link", "set", self._link, "down"])
-
-    def mend(self) -> None:
-        """Put the link back."""
-        self.pod._ip(["link", "set", self._link, "up"])
 
     def processes(self) -> list[int]:
         """The pids of all processes on this host, but for the one that holds it."""

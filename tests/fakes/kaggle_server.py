@@ -40,7 +40,7 @@ class FakeKaggle:
         self.login = "Basic " + base64.b64encode(f"{username}:{key}".encode()).decode()
         self.username, self.key = username, key
         self.files: dict[str, Stored] = {}
-        """By what is asked for: 'competitions/NAME[/FILE]', 'datasets/OWNER/NAME[/FILE]',
+        """By what is asked for: 'competitions/NAME', 'datasets/OWNER/NAME[/versions/N]',
         'models/OWNER/MODEL/FRAMEWORK/VARIATION/VERSION/FILE'. A dataset without a version has 1."""
         self.rules: set[str] = set()
         """Competitions whose rules are not accepted."""
@@ -142,13 +142,12 @@ def _model(asked: dict[str, Any]) -> str:
 
 
 def _path(method: str, asked: dict[str, Any]) -> str:
-    if method.startswith("competitions.CompetitionApiService/DownloadDataFile"):
-        parts = ["competitions", asked["competitionName"], asked.get("fileName")]
+    if method == "competitions.CompetitionApiService/DownloadDataFiles":
+        parts = ["competitions", asked["competitionName"]]
     elif method.startswith("datasets.DatasetApiService/"):
         version = asked.get("datasetVersionNumber")
         parts = ["datasets", asked["ownerSlug"], asked["datasetSlug"]]
         parts += ["versions", str(version)] if version else []
-        parts.append(asked.get("fileName"))
     elif method == "models.ModelApiService/DownloadModelInstanceVersion":
         parts = [f"{_model(asked)}{asked['versionNumber']}", asked.get("path")]
     else:

@@ -1,4 +1,4 @@
-"""Tab completion in a shell with the magics (the offers: tests/utils/test_completion.py)."""
+"""Tab completion in a shell with the magics."""
 
 from __future__ import annotations
 
@@ -30,10 +30,18 @@ def offered(shell: InteractiveShell, cell: str) -> set[str]:
         return {one.text for one in found}
 
 
-def test_completion_of_options_and_run_ids(shell: InteractiveShell, tmp_path: Path) -> None:
-    first, second = (made(tmp_path / "runs", name) for name in "ab")
-    cell = "%%tpu_train --cores 2 --ret\nprint(1)"
-    assert {"--returns", "--retries"} <= offered(shell, cell)
-    assert {first.id, second.id} <= offered(shell, "%tpu_stop ")
+def test_completion_of_options_choices_and_run_ids(shell: InteractiveShell, tmp_path: Path) -> None:
+    runs = {made(tmp_path / "runs", name).id for name in "ab"}
+    assert {"--returns", "--retries"} <= offered(shell, "%%tpu_train --cores 2 --ret\nprint(1)")
+    for line, some, none in (
+        ("%%tpu_train --cores 2 --co", {"--cold"}, {"--cores"}),  # it was given
+        ("%%tpu_train --env A=b --en", {"--env"}, set()),  # it may be repeated
+        ("%tpu_logs --level ", {"warning", "error"}, runs),
+        ("%%tpu_train --resume ", runs, {"--cores"}),
+        ("%tpu_stop ", runs, set()),
+        ("%%tpu_train --returns ", set(), {"--cores", *runs}),
+    ):
+        found = offered(shell, line)
+        assert (some - found, none & found) == (set(), set()), line
     completion.unregister_completers(shell)
-    assert "--returns" not in offered(shell, cell)
+    assert "--returns" not in offered(shell, "%%tpu_train --cores 2 --ret\nprint(1)")

@@ -70,11 +70,6 @@ def test_what_a_warm_agent_cannot_change() -> None:
     assert environment.read_at_import(env).keys() == {"PYTHONHASHSEED", "LD_PRELOAD"}
 
 
-def test_secrets_are_not_kept() -> None:
-    kept = environment.without_secrets({"KAGGLE_KEY": "a", "PATH": "/bin"})
-    assert kept == {"KAGGLE_KEY": "…", "PATH": "/bin"}
-
-
 def test_what_would_be_the_same_in_every_rank_is_removed() -> None:
     kernel = {
         "OMP_PROC_BIND": "true",
@@ -286,11 +281,3 @@ def test_on_a_tpu_v3_it_drives_both_cores_of_each_chip() -> None:
     found = environment.spmd_environment({}, {}, v3, v3.default_cores, CELLS)
     assert found is not None
     assert found.cores == 8
-
-
-def test_a_rank_of_a_rehearsal_has_one_device() -> None:
-    assert "CPU_NUM_DEVICES=2" in str(
-        environment.refused_variables({"CPU_NUM_DEVICES": "2"}, spmd_machine())
-    )
-    assert environment.refused_variables({"CPU_NUM_DEVICES": "1"}, spmd_machine()) is None
-    assert environment.refused_variables({"CPU_NUM_DEVICES": "2"}, TPU) is None

@@ -48,7 +48,7 @@ def test_a_look_up_of_the_name_that_takes_for_ever_is_not_waited_for(
     assert not metadata.read_all(machine.env, tmp_path, 0.01).answers
     over.set()
     for thread in threading.enumerate():
-        if thread.name == "tpunb-metadata":
+        if thread.name == "tpunb-call":
             thread.join()
 
 

@@ -148,25 +148,6 @@ def test_a_gpu_that_torch_cannot_use(tmp_path: Path) -> None:
     assert f"--torch-backend=auto --reinstall-package torch {TORCH}`" in advice.fix
 
 
-@pytest.mark.parametrize(
-    ("packages", "backend", "why"),
-    [
-        (PAIR, "xla", "torch_xla is installed"),
-        (PAIR | {"torch": "2.15.0"}, "torch", "torch_xla does not fit this torch"),
-        (TORCH_TPU, "torchtpu", "torch_tpu is installed"),
-        (PAIR | {"torch_tpu": "0.2.0"}, "xla", "torch_xla is installed"),
-        (TORCH_TPU | {"torch_xla": "2.9.0"}, "torchtpu", "torch_tpu is installed"),
-        ({"torch": "2.13.0"}, "torch", "torch_xla is not installed"),
-        ({}, "torch", "torch is not installed"),
-    ],
-)
-def test_the_installed_packages_choose_a_backend(
-    packages: dict[str, str], backend: BackendName, why: str, tmp_path: Path
-) -> None:
-    report = look(FakeMachine(tmp_path), packages, backend=None)
-    assert (report.machine.backend, report.why) == (backend, why)
-
-
 def test_a_tpu_is_not_used_since_torch_was_upgraded(tmp_path: Path) -> None:
     with machine("colab-tpu", tmp_path) as made:
         report = look(made, PAIR | {"torch": "2.15.0"}, backend=None)

@@ -31,14 +31,6 @@ def test_hosts_that_fit_are_known_by_name_address_and_ranks(pod: ReachedPod) -> 
         chosen.choose_cores(3)
 
 
-def test_unreachable_host_is_named_with_the_ssh_message(pod: ReachedPod) -> None:
-    pod.change("h1", refuses="root@h1: Permission denied (publickey).")
-    with pytest.raises(HostsError) as caught:
-        found(pod)
-    assert caught.value.problems == (("h1", "root@h1: Permission denied (publickey)."),)
-    assert "nothing was started" in str(caught.value)
-
-
 def shadowed(folder: Path, package: str, version: str) -> str:
     """A folder for PYTHONPATH in which a package has another version."""
     info = folder / f"{package}-{version}.dist-info"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import inspect
 import io
 import subprocess
@@ -36,8 +36,7 @@ def member(name: str, **values: object) -> tarfile.TarInfo:
 
 
 def receive(folder: Path, data: bytes, *words: str) -> subprocess.CompletedProcess[bytes]:
-    digest = hashlib.sha256(data).hexdigest()
-    return call("receive", str(folder), str(len(data)), digest, *words, given=data)
+    return call("receive", str(folder), *words, given=data)
 
 
 @pytest.mark.usefixtures("starts_processes")
@@ -49,6 +48,14 @@ def test_unpacked_files_belong_to_this_user(tmp_path: Path) -> None:
     assert arrived.read_bytes() == bytes(3)
     assert arrived.stat().st_uid == tmp_path.stat().st_uid
     assert arrived.stat().st_mode & 0o700 == 0o700
+
+
+@pytest.mark.usefixtures("starts_processes")
+def test_nothing_of_an_archive_that_is_cut_off_is_unpacked(tmp_path: Path) -> None:
+    whole = gzip.compress(archive(member("a", size=9), member("b", size=100_000)))
+    for data in (b"", whole[:-20]):
+        assert receive(tmp_path, data).returncode == 1
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -135,7 +135,7 @@ def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
     there: FakeBucket, run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The process copies while the run is going on, and ends soon after it."""
-    assert cli.main(["runs", there.url]) == 0
+    assert cli.main(["runs", "--runs", there.url]) == 0
     assert capsys.readouterr().out == f"There are no runs in {there.url} yet.\n"
     with pytest.raises(TpunbError, match=f"there are no runs in {there.url}$"):
         directory.find_run(bucket_copies.cached_runs(there.url), None)
@@ -150,7 +150,7 @@ def test_uploaded_runs_can_be_listed_read_and_opened_in_tensorboard(
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert cli.main(["runs", there.url]) == 0
+    assert cli.main(["runs", "--runs", there.url]) == 0
     listed = capsys.readouterr().out
     assert run.id in listed
     assert "away" in listed

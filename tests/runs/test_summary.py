@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import Driver
-from tpunb.runs import chips, summary, trace
-from tpunb.runs.chips import Chip
+from tpunb.runs import summary, trace
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import SIZE, Heartbeat
@@ -118,43 +117,13 @@ def test_advice_about_nan_metrics_and_recompilations(run: RunDir) -> None:
         "loss is not a number from step 2 on",
         "30 programs were compiled in 100 steps",
         "succeeded on attempt 2",
-        "the run has saved no checkpoint",
     ]
     assert all(one.fix for one in found)
     spec = RunSpec("n", "n", 1, "TPU", "/", (), (), spmd=2)
     run.write_spec(spec)
     assert summed(run, attempts=2).advice[1].fix.startswith("fetch sharded tensors together")
-    run.checkpoints.mkdir()
     pulse(run, 0, steps=100, compilations_ended=20)
     assert len(summed(run, device="TPU", ended=2000.0).advice) == 1  # the metric
-
-
-@pytest.mark.parametrize(
-    ("duty", "counts", "says"),
-    [
-        (31.0, {"input_nanoseconds": 60 * 10**9}, "duty cycle 31 %: the input is the limit, 67 %"),
-        (
-            31.0,
-            {"compile_nanoseconds": 45 * 10**9},
-            "duty cycle 31 %: compiling is the limit, 50 %",
-        ),
-        (31.0, {}, "duty cycle 31 %: the devices waited for this host's Python"),
-        (84.0, {"input_nanoseconds": 60 * 10**9}, ""),
-        (None, {"input_nanoseconds": 60 * 10**9}, ""),
-    ],
-)
-def test_advice_about_idle_chips(
-    run: RunDir, duty: float | None, counts: dict[str, int], says: str
-) -> None:
-    for rank in (0, 1):
-        pulse(run, rank, **counts)
-    if duty is not None:
-        idle = Chip(1, 10**9, 16 * 10**9, 0.0, 3 * 10**9, duty)
-        chips.write_chips(run.path, [Chip(0, 10**9, 16 * 10**9, 0.0, 2 * 10**9, duty), idle])
-    found = summed(run)
-    told = f"chips: duty cycle {duty:.0f} %, memory up to 3.0 of 16.0 GB" if duty else ""
-    assert found.chips == told
-    assert [advice.message.startswith(says) for advice in found.advice] == ([True] if says else [])
 
 
 CPU_STEP = "torch.ones(2, requires_grad=True).sum().backward()"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 import threading
@@ -11,14 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tensorboard.context import RequestContext
-from tensorboard.plugins.base_plugin import TBContext
-from tensorboard.plugins.hparams import list_session_groups
-from tensorboard.plugins.hparams.api_pb2 import ListSessionGroupsRequest
-from tensorboard.plugins.hparams.backend_context import Context
 
 from tests.drivers.kernel import until
 from tpunb.runs import tensorboard
@@ -104,28 +96,6 @@ def test_tensorboard_file_that_cannot_be_written_is_reported(
     assert made.problem == "No such file or directory"
     monkeypatch.setitem(sys.modules, "tensorboardX.record_writer", None)
     assert write(RunDir(tmp_path), 1, metrics).problem.startswith("ModuleNotFoundError: ")
-
-
-def test_parameters_are_hparams_beside_the_metrics(tmp_path: Path) -> None:
-    for name, lr in (("a", 0.1), ("b", 0.2)):
-        run = RunDir(tmp_path / name)
-        run.path.mkdir()
-        taken = {"lr": lr, "model": "small", "bias": True, "seed": None}
-        run.values.write_text(json.dumps(taken))
-        write(run, 1, [Metric(0, step, {"loss": lr / step}) for step in (1, 2)])
-    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
-    context = Context(TBContext(data_provider=MultiplexerDataProvider(runs, str(tmp_path))))
-    asked, found = RequestContext(), context.hparams_metadata(RequestContext(), "")
-    experiment = context.experiment_from_metadata(asked, "", True, found, None)
-    assert {info.name for info in experiment.hparam_infos} == {"lr", "model", "bias"}
-    assert [info.name.tag for info in experiment.metric_infos] == ["loss"]
-    listed = list_session_groups.Handler(
-        asked, context, "", ListSessionGroupsRequest(allowed_statuses=[0, 1, 2, 3], slice_size=9)
-    ).run()
-    assert sorted(
-        (group.hparams["lr"].number_value, group.metric_values[0].value)
-        for group in listed.session_groups
-    ) == [(0.1, pytest.approx(0.05)), (0.2, pytest.approx(0.1))]
 
 
 def test_tensorboard_file_is_written_by_one_follower_at_a_time(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,16 +125,6 @@ def test_torch_xla_without_a_tpu_is_refused_on_several_hosts(nb: Kernel) -> None
     assert len(list_runs(nb.folder / "runs")) == before
 
 
-def test_a_failure_names_host_rank_cell_and_line(nb: Kernel) -> None:
-    ran = train(nb, "import os\nif os.environ['RANK'] == '3':\n    raise ValueError('bad batch')")
-    assert re.search(
-        r"rank h1/3 failed in cell \[\d+\], line 4: ValueError: bad batch", ran.screen()
-    )
-    assert "Traceback" not in "".join(text for _, text in ran.texts)  # the card has it
-    [failure] = [each for each in last(nb).failures if each.type == "ValueError"]
-    assert (failure.rank, failure.host) == (3, "h1")
-
-
 def test_interrupt_stops_every_host(nb: Kernel) -> None:
     ran = train(nb, GO_ON, until_begun=4)
     run = newest(nb)
@@ -147,14 +136,6 @@ def test_interrupt_stops_every_host(nb: Kernel) -> None:
     assert result.state is RunState.INTERRUPTED
     assert result.stop is not None
     assert result.stop.cause is StopCause.USER
-
-
-def test_interrupt_while_hosts_start_stops_them(pod: ReachedPod, nb: Kernel) -> None:
-    ran = nb.send(f"%%tpu_train --on pod\n{GO_ON}", "train")
-    until(lambda: newest(nb), "a run")
-    nb.interrupt()
-    nb.wait(ran)
-    assert last(nb).state is RunState.INTERRUPTED
 
 
 def test_host_that_refuses_ssh_is_named_before_anything_starts(pod: ReachedPod, nb: Kernel) -> None:
@@ -190,19 +171,6 @@ def test_submit_with_parameters_and_fetch(pod: ReachedPod) -> None:
         *("checkpoints/0", "checkpoints/1"),
         *("hosts/1/checkpoints/2", "hosts/1/checkpoints/3"),
     ]
-
-
-def test_kernel_death_stops_the_hosts(pod: ReachedPod) -> None:
-    with kernel(pod.project, "killed.ipynb", **variables(pod)) as made:
-        made.run("%load_ext tpunb\n%tpu_setup --backend torch", "load").good()
-        train(made, GO_ON, until_begun=4)
-        run = newest(made)
-        assert run is not None
-        os.kill(made.pid, signal.SIGKILL)
-        until(lambda: not state.run_state(run).active, "the end")
-    result = result_of(run)
-    assert result.stop is not None
-    assert result.stop.cause is StopCause.KERNEL_GONE
 
 
 def test_detached_run_outlives_its_kernel_and_is_attached_again(

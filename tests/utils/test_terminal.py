@@ -7,14 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.drivers.kernel import ROOT
-from tpunb.notebook.lint.findings import Finding
-from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import RunState
 from tpunb.utils import terminal
 from tpunb.utils.terminal import Style, join, paint
 
@@ -61,26 +57,6 @@ def test_paint_and_join_keep_the_styles_of_parts() -> None:
         "`x`": "cyan",
     }
     assert parts(str(paint("head", Style.STRONG)) + "x") == {}
-
-
-@pytest.mark.parametrize("words", ["succeeded", "done"])
-def test_colours_do_not_depend_on_wording(words: str, tmp_path: Path) -> None:
-    """The code that makes a text styles it, whatever its words are."""
-
-    def result(state: str, **changes: Any) -> RunResult:
-        return RunResult(RunState(state), "x", 1, "CPU", 0.0, 9.0, tmp_path, **changes)
-
-    failure = Failure(
-        0, 1, 1, None, "ValueError", words, 7, 3, "", 1.0, source=((2, "a"), (3, "b"))
-    )
-    failed = parts(str(result("failed", failures=(failure,))))
-    assert failed[failure.headline()] == "bold red"
-    assert failed["❯    3  b"] == "bold"
-    stopped = parts(str(result("interrupted", reason=words)))
-    assert stopped[f"stopped ({words})"] == "bold yellow"
-    assert parts(str(result("succeeded")))["succeeded"] == "bold green"
-    finding = Finding("rule", "warning", 4, 2, words, "do it")
-    assert parts(str(finding)) == {"warning": "bold yellow", "  → ": "bold"}
 
 
 @pytest.mark.usefixtures("starts_processes")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.kernel.options import PARSERS, MagicParser
 from tpunb.runs import directory
-from tpunb.utils.completion import complete
 
 MOST = 50
 """Number of newest runs that are offered."""
-
-
-def run_ids(folder: Path) -> list[str]:
-    """Return the ids of the newest runs in a folder, newest first."""
-    return [run.id for run in directory.list_runs(folder)[: -MOST - 1 : -1]]
 
 
 def register_completers(shell: InteractiveShell, runs: Callable[[], Path]) -> None:
@@ -41,7 +36,53 @@ def _completer(
         before: str = event.text_until_cursor
         words = before.split()[1:]
         start = words.pop() if words and not before[-1:].isspace() else ""
-        values: dict[str, Callable[[], Iterable[str]]] = {"RUN": lambda: run_ids(runs())}
-        return complete(parser, words, start, values)
+        return complete(parser, words, start, runs)
 
     return offer
+
+
+def complete(
+    parser: argparse.ArgumentParser, words: Sequence[str], start: str, runs: Callable[[], Path]
+) -> list[str]:
+    """Return the words that begin with `start` and may follow `words`: options, choices, runs.
+
+    There are none for free text and file names.
+    """
+    positional = [action for action in parser._actions if not action.option_strings]
+    before: argparse.Action | None = None
+    """The option whose value is next."""
+    for word in words:
+        if before is not None:
+            before = None
+        elif word.startswith("-"):
+            action = parser._option_string_actions.get(word)
+            before = action if action is not None and action.nargs != 0 else None
+        else:
+            positional = positional[1:]
+    if before is not None:
+        found = _values(before, runs)
+    elif start.startswith("-"):
+        found = _options(parser, words)
+    else:
+        found = _values(positional[0], runs) if positional else []
+        found = [*found, *(_options(parser, words) if not start else [])]
+    return [word for word in found if word.startswith(start)]
+
+
+def _values(action: argparse.Action, runs: Callable[[], Path]) -> list[str]:
+    if action.choices is not None:
+        return list(map(str, action.choices))
+    if action.metavar != "RUN":
+        return []
+    return [run.id for run in directory.list_runs(runs())[: -MOST - 1 : -1]]
+
+
+def _options(parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
+    """Return the long names of options, except given ones that cannot be repeated."""
+    return [
+        action.option_strings[-1]
+        for action in parser._actions
+        if action.option_strings
+        and action.help is not argparse.SUPPRESS
+        and (isinstance(action, argparse._AppendAction) or not {*given} & {*action.option_strings})
+    ]

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tpunb.backends.choice import require_one_host
 from tpunb.kernel.supervisor import SUPERVISOR
 from tpunb.machine import environment
 from tpunb.machine.machine import Machine, detect_machine
@@ -42,7 +41,6 @@ def run_node() -> NoReturn:
     run = RunDir(order.dir)
     machine = detect_machine(os.environ, patience=PATIENCE)
     spec = _localized(run)
-    require_one_host(spec.backend, spec.device, len(spec.hosts))
     env = _environment(spec, machine, order.env)
     server = environment.fork_server_environment(env)
     preload = Preload(server, import_path(), sorted(cpus.allowed_cpus()))

@@ -396,9 +396,6 @@ class LogsOptions:
 
     run: str | None = run_argument("the latest")
     ranks: str = ranks_option("")
-    stream: str | None = option(
-        "--stream", choices=("stdout", "stderr", "prelude"), help="show only lines of this stream"
-    )
     level: str | None = option(
         "--level",
         choices=("warning", "error"),
@@ -411,22 +408,13 @@ class LogsOptions:
         help="show only lines that match this regular expression; case-insensitive unless the "
         "pattern has capitals",
     )
-    context: int = option(
-        "--context",
-        type=parse_count,
-        default=0,
-        metavar="N",
-        help="with --grep or --level: also show N lines before and after each",
-    )
     tail: int | None = option(
         "--tail", type=parse_count, metavar="N", help="show only the last N lines"
     )
 
     def search(self) -> logs.LogSearch:
         """Return the search that these options describe."""
-        return logs.LogSearch(
-            self.ranks, self.stream, self.level, self.grep, self.context, self.tail
-        )
+        return logs.LogSearch(self.ranks, self.level, self.grep, self.tail)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def _watch(ran: Path, over: threading.Event) -> None:
         for line in folders[seen:]:
             folder = directory.RunDir(line)
             print(f"run {folder.id}", file=sys.stderr)
-            for lines in logs.follow_lines(folder, logs.LogSearch(), colours=True):
+            for lines in logs.follow_lines(folder, logs.LogSearch()):
                 print(*map(clean, lines), sep="\n", file=sys.stderr, flush=True)
         seen = len(folders)
         if last:

@@ -109,7 +109,7 @@ class TpuVm:
         words = ["gcloud", "compute", "tpus", "tpu-vm", verb, self.name, f"--zone={self.zone}"]
         words += [f"--project={self.project}", "--quiet", option]
         try:
-            return tools.call(words, timeout=120).output  # gcloud is slow to start
+            return tools.call(words, timeout=120)  # gcloud is slow to start
         except ToolError as error:
             reason = " ".join(str(error).split())
             if error.problem is ToolProblem.MISSING:

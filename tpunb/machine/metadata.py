@@ -6,13 +6,15 @@ machines the server's name resolves, but no server answers.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from concurrent import futures
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tpunb.machine import tpu
 from tpunb.utils.metadata_server import NAME, metadata_host, read_metadata
+from tpunb.utils.patience import start
 
 QUICK = 0.25
 """Default time-out in seconds. The server is on the same host, and answers in a few ms."""
@@ -50,24 +52,10 @@ def read_all(env: Mapping[str, str], root: Path, patience: float = QUICK) -> Met
     host = metadata_host(env, root) or (NAME if tpu.count_chips(root)[0] else "")
     if not host:
         return Metadata()
-    values: dict[str, str | None] = {}
-    failed = threading.Event()
-    done = threading.Condition()
-
-    def ask(key: str) -> None:
-        value = None
-        try:
-            value = read_metadata(host, key, PATIENCE)
-        except (OSError, ValueError):
-            failed.set()
-        with done:
-            values[key.rpartition("/")[2]] = value
-            done.notify_all()
-
-    for key in KEYS:
-        # In a thread: a failing name look-up can take longer than any time-out.
-        threading.Thread(target=ask, args=[key], name="tpunb-metadata", daemon=True).start()
-    with done:
-        whole = done.wait_for(lambda: failed.is_set() or len(values) == len(KEYS), patience)
-        found = {name: value for name, value in values.items() if value is not None}
-        return Metadata(whole and not failed.is_set(), found)
+    # In threads: a failing name look-up can take longer than any time-out.
+    calls = {key: start(partial(read_metadata, host, key, PATIENCE)) for key in KEYS}
+    futures.wait(calls.values(), patience, futures.FIRST_EXCEPTION)
+    answered = {key: call for key, call in calls.items() if call.done() and not call.exception()}
+    found = {key.rpartition("/")[2]: call.result() for key, call in answered.items()}
+    values = {name: value for name, value in found.items() if value is not None}
+    return Metadata(len(answered) == len(KEYS), values)

@@ -1,7 +1,7 @@
 """Collects the facts of a place's hosts, and checks them for problems.
 
-Used before each run (`ask`), and by `tpunb doctor --on`, which also lets the hosts connect to each
-other (`inspect_place`). Runs only small programs on the hosts, which answer and end.
+Used before each run (`ask`) and by `tpunb doctor --on` (`inspect_place`). Runs only small programs
+on the hosts, which answer and end.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tpunb.machine.machine import Machine
 from tpunb.places import probe
-from tpunb.places.config import HostSettings, PlaceConfig, find_hosts_place
+from tpunb.places.config import PlaceConfig, find_hosts_place
 from tpunb.places.errors import by_host
 from tpunb.places.transport import Answer, Transport, ask_hosts, make_transport
 from tpunb.runs.protocol import store_ports
@@ -29,11 +29,7 @@ RANK_PORT = 8476
 """First port of torch_xla's ranks, which listen on one port each."""
 LIBTPU_PORT = 8471
 """Port of libtpu if one process drives all chips of a host (SPMD)."""
-SYSTEM_PORT = 50_000
-"""One of the ports from which the system chooses, for gloo among others."""
 _TPU_PORTS = (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + 8))
-PATIENCE = 15.0
-"""Seconds for all hosts to reach each other."""
 _UNKNOWN = Machine("", "CPU", 0, "", 0, 0)
 
 
@@ -49,8 +45,6 @@ class HostReport:
     """Path of the folder of runs on the host."""
     taken: tuple[int, ...]
     """Ports that are in use."""
-    time: float
-    """Seconds since the epoch, by its clock."""
     machine: Machine = _UNKNOWN
     """The machine as tpunb on the host detects it."""
     digest: str = ""
@@ -59,8 +53,6 @@ class HostReport:
     """Price of the slice, or of this machine if it is not part of a slice."""
     error: str = ""
     """Why these facts are missing: tpunb could not be imported."""
-    skew: float = 0.0
-    """Seconds by which its clock is ahead of this machine's, known to half a round trip."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +64,6 @@ class HostsReport:
     """The transport's names of the hosts."""
     hosts: tuple[HostReport | str, ...]
     """Facts of each host, or why there are none."""
-    unreached: tuple[tuple[str, str], ...] = ()
-    """Hosts, and which others they do not reach, if that was tried."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +88,7 @@ class HostsReport:
 
     def problems(self) -> list[tuple[str, str]]:
         """Pairs of a host's name and a problem that prevents a run."""
-        return [*_problems(self), *self.unreached]
+        return list(_problems(self))
 
     def to_json(self) -> dict[str, Any]:
         """The output of `tpunb doctor --on PLACE --json`."""
@@ -125,14 +115,11 @@ def ask(
 ) -> HostsReport:
     """Probe all hosts at once, and order them: by the TPU's worker numbers, if there are."""
     settings = place.host_settings
-    ports = [*store_ports(settings.port), *_TPU_PORTS, SYSTEM_PORT]
-    asked = {"folder": settings.folder, "ports": ports}
-    command = _probe_command(settings)
-    answers = ask_hosts(
-        transport,
-        dict.fromkeys(range(len(transport.hosts)), (command, json.dumps(asked).encode())),
-        cancelled=cancelled,
-    )
+    ports = [*store_ports(settings.port), *_TPU_PORTS]
+    asked = json.dumps({"folder": settings.folder, "ports": ports}).encode()
+    command = f"exec {quote(settings.python)} -c {shlex.quote(inspect.getsource(probe))}"
+    orders = dict.fromkeys(range(len(transport.hosts)), (command, asked))
+    answers = ask_hosts(transport, orders, cancelled=cancelled)
     hosts = [_read(answer) for answer in answers.values()]
     workers = [-1 if isinstance(host, str) else host.machine.worker or 0 for host in hosts]
     order = list(range(len(hosts)))
@@ -143,25 +130,9 @@ def ask(
 
 
 def inspect_place(name: str, cwd: Path) -> HostsReport:
-    """Probe all hosts of a place, and let them connect to each other. Raises PlaceError."""
+    """Probe all hosts of a place. Raises PlaceError."""
     place = find_hosts_place(name, cwd)
-    transport = make_transport(place)
-    report = ask(place, transport)
-    if len(report.answered) == len(report.names) > 1:
-        return replace(report, unreached=tuple(_reach_problems(transport, report)))
-    return report
-
-
-def _run_ports(machine: Machine) -> Sequence[int]:
-    """Ports of a host that the other hosts of a run must reach."""
-    if machine.device == "TPU":
-        return (LIBTPU_PORT, *range(RANK_PORT, RANK_PORT + machine.chips))
-    return (SYSTEM_PORT,)
-
-
-def _probe_command(settings: HostSettings) -> str:
-    """The command that runs `probe` on a host, with the interpreter of the ranks."""
-    return f"exec {quote(settings.python)} -c {shlex.quote(inspect.getsource(probe))}"
+    return ask(place, make_transport(place))
 
 
 def quote(path: str) -> str:
@@ -171,21 +142,15 @@ def quote(path: str) -> str:
     return shlex.quote(path)
 
 
-def _read_probe(answer: Answer) -> Any:
-    """What `probe` has printed on a host. Raises ValueError if it has printed nothing."""
+def _read(answer: Answer) -> HostReport | str:
+    """The facts in what `probe` has printed on a host, or why there are none."""
     for line in answer.output.decode("utf-8", "replace").splitlines():
         if line.startswith(probe.MARK):
-            return records.parse(line.removeprefix(probe.MARK))
-    raise ValueError(answer.problem or "it has not answered")
-
-
-def _read(answer: Answer) -> HostReport | str:
-    """The facts in a host's answer, or why there are none."""
-    try:
-        host = records.build(HostReport, _read_probe(answer))
-    except ValueError as error:
-        return str(error)
-    return replace(host, skew=host.time - answer.at)
+            try:
+                return records.build(HostReport, records.parse(line.removeprefix(probe.MARK)))
+            except ValueError as error:
+                return str(error)
+    return answer.problem or "it has not answered"
 
 
 def _public(version: str) -> str:
@@ -260,44 +225,11 @@ def _slice_problems(report: HostsReport) -> Iterator[tuple[str, str]]:
                 f"it is worker {machine.worker} of the {machine.workers} hosts of a "
                 f"{machine.accelerator_type}: the place must name each host of one slice once",
             )
-        if taken := [port for port in host.taken if RANK_PORT <= port < SYSTEM_PORT]:
+        if taken := [port for port in host.taken if port >= RANK_PORT]:
             yield (
                 name,
                 f"port {', '.join(map(str, taken))}, which torch_xla's ranks need, is in use: "
                 "another program uses this TPU. End it, or wait for it",
-            )
-
-
-def _reach_problems(transport: Transport, report: HostsReport) -> Iterator[tuple[str, str]]:
-    """Let each host listen at its ports of a run, and connect to all others."""
-    settings, hosts = report.place.host_settings, [host for _, host in report.answered]
-    wanted = [set(_run_ports(host.machine)) for host in hosts]
-    wanted[0] |= set(store_ports(settings.port))
-    pairs = list(zip(hosts, wanted, strict=True))
-    asked = {
-        "listening": {host.address: sorted(ports - {*host.taken}) for host, ports in pairs},
-        "seconds": PATIENCE,
-    }
-    command = _probe_command(settings)
-    orders = {
-        index: (command, json.dumps({**asked, "address": host.address}).encode())
-        for index, host in enumerate(hosts)
-    }
-    names = {host.address: name for name, host in report.answered}
-    for index, answer in ask_hosts(transport, orders).items():
-        try:
-            unreached = _read_probe(answer)
-        except ValueError as error:
-            yield report.names[index], str(error)
-            continue
-        found: dict[str, list[str]] = {}
-        for address, number in unreached:
-            found.setdefault(names[address], []).append(str(number))
-        for other, numbers in found.items():
-            yield (
-                report.names[index],
-                f"it cannot reach {other} at port {', '.join(numbers)}: allow this traffic between "
-                "the hosts (firewall rules, security groups)",
             )
 
 

@@ -120,15 +120,15 @@ def _write(notebook: NotebookNode) -> str:
 
 def _sources(notebook: NotebookNode) -> dict[str, list[str]]:
     """What the notebook's %tpu_data lines name, for Kaggle to mount. Raises DataError."""
-    found: dict[str, list[str]] = {"competitions": [], "datasets": [], "models": []}
+    found: dict[str, list[str]] = {"competition": [], "dataset": [], "model": []}
     for cell in notebook.cells:
         for line in _DATA.findall(cell.source) if cell.cell_type == "code" else ():
             for source in filter(None, map(data.parse_kaggle, line.split())):
                 versioned = source.handle.count("/") == 4
                 # The client takes a model with its version only; kagglehub mounts the others.
-                if "{" not in source.handle and (source.kind != "models" or versioned):
+                if source.kind != "model" or versioned:
                     found[source.kind].append(source.handle.partition("/versions/")[0])
-    return {f"{kind[:-1]}_sources": names for kind, names in found.items()}
+    return {f"{kind}_sources": names for kind, names in found.items()}
 
 
 def _push(api: Any, metadata: Mapping[str, Any], text: str, hours: float) -> None:

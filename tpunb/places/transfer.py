@@ -23,14 +23,7 @@ from typing import IO, Literal
 from tpunb.places import remote
 from tpunb.places.errors import HostsError, PlaceError
 from tpunb.places.place import HostsRun, place_of
-from tpunb.places.transport import (
-    Answer,
-    Transport,
-    ask_hosts,
-    make_transport,
-    receiver,
-    remote_command,
-)
+from tpunb.places.transport import Answer, Transport, ask_hosts, make_transport, remote_command
 from tpunb.runs import folder_stream
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note, Phase
@@ -66,7 +59,7 @@ def send() -> None:
             send_files(transport, placed, lambda text: run.emit(Phase(PhaseKind.STARTING, text)))
         data = pack({name: path for name in SENT if (path := run.path / name).exists()})
         orders = {
-            host: (receiver(placed.python, folder, data, "new"), data)
+            host: (remote_command(placed.python, "receive", folder, "new"), data)
             for host, folder in enumerate(placed.folders)
         }
         _raise_for(ask_hosts(transport, orders, timeout=LONGEST), placed)
@@ -228,15 +221,14 @@ def send_files(transport: Transport, placed: HostsRun, say: Callable[[str], None
     answers = ask_hosts(transport, dict.fromkeys(hosts, (command, listed)))
     _raise_for(answers, placed)
     packed: dict[tuple[str, ...], bytes] = {}
-    orders = {}
+    orders, receive = {}, remote_command(placed.python, "receive", placed.work)
     for host, answer in answers.items():
         changed = tuple(json.loads(answer.output.splitlines()[-1]))
         if not changed:
             continue
         if changed not in packed:
             packed[changed] = pack({name: root / name for name in changed})
-        data = packed[changed]
-        orders[host] = (receiver(placed.python, placed.work, data), data)
+        orders[host] = (receive, packed[changed])
     answers = ask_hosts(transport, orders, timeout=LONGEST)
     _raise_for(answers, placed)
 

@@ -7,11 +7,9 @@ also through gcloud (SDK 528: `tpu-vm ssh` and `compute ssh` leave it to the ssh
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import shlex
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -111,7 +109,7 @@ class GcloudTransport(Transport):
         """Return gcloud's answer as a value of a type. Raises PlaceError."""
         command = ["gcloud", *words, *self._where, "--format=json"]
         try:
-            return tools.read_json(kind, tools.call(command).output, shlex.join(command))
+            return tools.read_json(kind, tools.call(command), shlex.join(command))
         except ToolError as error:
             raise PlaceError(str(error)) from None
 
@@ -140,8 +138,6 @@ class Answer:
     host: str
     output: bytes
     errors: str
-    at: float
-    """The middle of the call, in seconds since the epoch by this machine's clock."""
     problem: str
     """Why the command has failed; '' if it has not."""
 
@@ -166,7 +162,7 @@ def ask_hosts(
     def run(host: int) -> Answer:
         words, data = remote[host]
         command = transport.command(host, words)
-        started, output, errors, problem = time.time(), b"", "", ""
+        output, errors, problem = b"", "", ""
         try:
             ended = tools.run(
                 command,
@@ -188,7 +184,7 @@ def ask_hosts(
             problem = str(error)
         except StoppedError as error:
             problem = str(error)
-        return Answer(transport.hosts[host], output, errors, (started + time.time()) / 2, problem)
+        return Answer(transport.hosts[host], output, errors, problem)
 
     with futures.ThreadPoolExecutor(len(remote) or 1) as pool:
         try:
@@ -200,9 +196,3 @@ def ask_hosts(
 def remote_command(python: str, *words: str) -> str:
     """A command of `remote` for a host's shell; `python`: the interpreter, as a word of it."""
     return f"{python} -c {shlex.join([inspect.getsource(remote), *words])}"
-
-
-def receiver(python: str, folder: str, data: bytes, *words: str) -> str:
-    """The command that extracts an archive from its standard input into a folder of a host."""
-    digest = hashlib.sha256(data).hexdigest()
-    return remote_command(python, "receive", folder, str(len(data)), digest, *words)

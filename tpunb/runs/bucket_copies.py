@@ -5,8 +5,8 @@ fsspec. The process only reads the folder, so the run never waits for the bucket
 kernel, repeats what fails, and ends when everything is copied: the result last, so a bucket with
 the result is complete.
 
-`tpunb runs URL` and `tpunb logs --runs URL` read a folder in the user's cache that has the files
-that they need of each run.
+`tpunb runs --runs URL` and `tpunb logs --runs URL` read a folder in the user's cache that has the
+files that they need of each run.
 """
 
 from __future__ import annotations

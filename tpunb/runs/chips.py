@@ -86,9 +86,3 @@ def describe_chips(chips: Sequence[Chip]) -> str:
     most = max(chips, key=lambda chip: max(chip.peak, chip.memory))
     memory = f"{max(most.peak, most.memory) / _GB:.1f} of {most.total / _GB:.1f} GB"
     return f"{kind}s: duty cycle {mean:.0f} %{idle}, memory up to {memory}"
-
-
-def mean_duty(chips: Sequence[Chip]) -> float | None:
-    """Return the chips' mean duty cycle in percent, during the train cell; None if unknown."""
-    known = [chip.mean_duty for chip in chips if chip.mean_duty is not None]
-    return sum(known) / len(known) if known else None

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tpunb.runs import state
-from tpunb.runs.directory import PRELUDE, RunDir
+from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils import files
 from tpunb.utils.ansi import clean, strip_ansi
@@ -19,7 +19,7 @@ from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import LineTail
 from tpunb.utils.text import parse_ranks, size
 
-_LINE = re.compile(r"\[(?:(?P<rank>\d+)(?P<err> err)?(?P<own> prelude)?|prelude|tpunb)\] ")
+_LINE = re.compile(r"\[(?:(?P<rank>\d+)(?: err)?(?: prelude)?|prelude|tpunb)\] ")
 _BEGINS = "Traceback (most recent call last)"
 # The level names of logging and similar libraries, names of exceptions and warnings, and the first
 # letter of glog's lines ('E1121 20:13:30.123456'), the format of XLA and libtpu.
@@ -36,7 +36,6 @@ MOST = 60_000
 """The most bytes that a cell shows, because they are saved in the notebook."""
 SEARCHED = 50_000_000
 """The most bytes of a log that a cell searches, which takes about a second."""
-_HIT, _RESET = "\x1b[1;31m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,10 @@ class LogSearch:
     """A selection of lines of a log."""
 
     ranks: str = "all"
-    stream: str | None = None
-    """'stdout', 'stderr' or 'prelude'; None for all."""
     level: str | None = None
     """'warning': warnings and errors; 'error': errors, with their tracebacks."""
     pattern: re.Pattern[str] | None = None
     """The expression that lines must match, without their rank and colours."""
-    context: int = 0
-    """The number of lines to show before and after each match."""
     tail: int | None = None
     """The number of last lines to show; None for all."""
 
@@ -80,7 +75,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
 class _Filter:
     """Filters lines one at a time."""
 
-    def __init__(self, search: LogSearch, spec: RunSpec, *, colours: bool) -> None:
+    def __init__(self, search: LogSearch, spec: RunSpec) -> None:
         """Raises TpunbError for a rank that the run does not have."""
         try:
             self._ranks = parse_ranks(search.ranks, spec.world_size)
@@ -90,13 +85,6 @@ class _Filter:
                 f"{spec.world_size - 1}"
             ) from None
         self._search = search
-        self._by_source = search.ranks != "all" or search.stream is not None
-        self._colours = colours
-        self._before: deque[str] = deque(maxlen=search.context)
-        self._after = 0
-        self._gap = False
-        """True if lines were dropped since the last shown line."""
-        self._any = False
         self._tracebacks: set[str] = set()
         """The prefixes of ranks that are in the middle of a traceback."""
 
@@ -105,58 +93,24 @@ class _Filter:
         if self._search.is_everything:
             yield from lines
             return
-        by_level = self._search.level is not None
         for line in lines:
-            if by_level and not self._tracebacks and not _MAY_BE_BAD.search(line):
+            if self._search.level and not self._tracebacks and not _MAY_BE_BAD.search(line):
                 # Nearly all lines are of this kind, and this is ten times as fast as a full match.
-                if self._by_source and not self._is_of(_LINE.match(line)):
+                continue
+            match = _LINE.match(line)
+            if self._search.ranks != "all":
+                rank = match["rank"] if match else None
+                if rank is None or int(rank) not in self._ranks:
                     continue
-                prefix, shown = "", None
-            else:
-                match = _LINE.match(line)
-                if self._by_source and not self._is_of(match):
-                    continue
-                prefix = match[0] if match else ""
-                shown = self._hit(prefix, line[len(prefix) :])
-            if shown is not None:
-                if self._gap and self._any and self._search.context:
-                    yield "--"
-                yield from self._before
-                self._before.clear()
-                yield prefix + shown
-                self._any, self._gap, self._after = True, False, self._search.context
-            elif self._after:
-                self._after -= 1
+            prefix = match[0] if match else ""
+            if self._is_hit(prefix, strip_ansi(line[len(prefix) :])):
                 yield line
-            else:
-                self._gap = self._gap or len(self._before) == self._search.context
-                self._before.append(line)
 
-    def _is_of(self, match: re.Match[str] | None) -> bool:
-        """True if a line comes from the ranks and the stream of the search."""
-        if match is None or match[0] == "[tpunb] ":
+    def _is_hit(self, prefix: str, text: str) -> bool:
+        """True if the text matches, which is without the line's prefix and colours."""
+        if self._search.level is not None and not self._is_bad(prefix, text):
             return False
-        rank = match["rank"]
-        if self._search.ranks != "all" and (rank is None or int(rank) not in self._ranks):
-            return False
-        if self._search.stream is None:
-            return True
-        if rank is None or match["own"]:
-            return self._search.stream == PRELUDE
-        return self._search.stream == ("stderr" if match["err"] else "stdout")
-
-    def _hit(self, prefix: str, text: str) -> str | None:
-        """Return the text as shown; None if it does not match."""
-        bare = strip_ansi(text)
-        if self._search.level is not None and not self._is_bad(prefix, bare):
-            return None
-        if self._search.pattern is None:
-            return text
-        if not self._search.pattern.search(bare):
-            return None
-        if not self._colours:
-            return text
-        return self._search.pattern.sub(lambda hit: f"{_HIT}{hit[0]}{_RESET}" * bool(hit[0]), bare)
+        return self._search.pattern is None or self._search.pattern.search(text) is not None
 
     def _is_bad(self, prefix: str, text: str) -> bool:
         """True for a warning, an error or a line of a traceback."""
@@ -172,13 +126,12 @@ class _Filter:
         return self._search.level == "warning" and _WARNING.search(text) is not None
 
 
-def read_lines(run: RunDir, search: LogSearch, *, colours: bool = False) -> Iterator[str]:
+def read_lines(run: RunDir, search: LogSearch) -> Iterator[str]:
     """Return the matching lines of a run's log, without their line ends.
 
-    With `colours`, matches are highlighted. Raises TpunbError for a rank that the run does not
-    have.
+    Raises TpunbError for a rank that the run does not have.
     """
-    line_filter = _Filter(search, state.read_spec(run), colours=colours)
+    line_filter = _Filter(search, state.read_spec(run))
     if search.tail is not None and search.is_unfiltered:
         return iter(_last_lines(run, search.tail))
     return _tail(line_filter.take(_lines(run)), search.tail)
@@ -217,7 +170,7 @@ def read_for_cell(run: RunDir, search: LogSearch, most: int = MOST) -> str:
 
     Only the newest `SEARCHED` bytes of the log are searched.
     """
-    line_filter = _Filter(search, state.read_spec(run), colours=True)
+    line_filter = _Filter(search, state.read_spec(run))
     beyond = _size(run) - SEARCHED
     lines = _lines(run, SEARCHED if beyond > 0 else None)
     text, left_out = _newest(_tail(line_filter.take(lines), search.tail), most)
@@ -257,7 +210,7 @@ class LiveLog:
 
     def __init__(self, run: RunDir, search: LogSearch, most: int) -> None:
         """Raises TpunbError for a rank that the run does not have."""
-        self._filter = _Filter(search, state.read_spec(run), colours=False)
+        self._filter = _Filter(search, state.read_spec(run))
         self._lines = LineTail(run.log)
         self._lines.skip_to_end(SEARCHED)
         self.newest: deque[str] = deque(maxlen=most)
@@ -272,9 +225,9 @@ class LiveLog:
         self._lines.close()
 
 
-def follow_lines(run: RunDir, search: LogSearch, *, colours: bool = False) -> Iterator[list[str]]:
+def follow_lines(run: RunDir, search: LogSearch) -> Iterator[list[str]]:
     """Yield matching lines as `read_lines` does, in batches, until the run has ended."""
-    line_filter = _Filter(search, state.read_spec(run), colours=colours)
+    line_filter = _Filter(search, state.read_spec(run))
     lines = LineTail(run.log)
     newest = search.tail
     if newest is not None and search.is_unfiltered:

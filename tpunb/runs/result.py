@@ -458,10 +458,6 @@ class RunResult(Printable):
             raise ValueError("not a RunResult")
         values = {name: data[name] for name in data if name not in ("returns", "cost")}
         values["failures"] = [records.build(Failure, each) for each in data["failures"]]
-        try:
-            records.convert(DifferentModels | None, values.get("different_models"))
-        except ValueError:  # of an older version, which told more
-            values["different_models"] = None
         result = records.build(cls, {**values, "dir": folder})
         plausible = 0 < result.world_size <= MOST_RANKS and result.attempts <= _MOST_ATTEMPTS
         if not plausible or result.state.active:
@@ -485,10 +481,6 @@ class RunResult(Printable):
             why = f"it was not returned: {self.returns_failed['value']}"
         elif self.state != RunState.SUCCEEDED:
             why = f"the run did not succeed: {self.headline()}"
-        elif self.returns:
-            why = (
-                f"this run was not started by tpunb.launch; it returned: {', '.join(self.returns)}"
-            )
         else:
             why = "this run was not started by tpunb.launch, or its values are not loaded"
         raise AttributeError(f"this RunResult has no value: {why}")

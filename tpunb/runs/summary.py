@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 from collections.abc import Mapping
 
 from tpunb.runs import heartbeat, metrics, trace
-from tpunb.runs.chips import describe_chips, mean_duty, read_chips
+from tpunb.runs.chips import describe_chips, read_chips
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Phase
 from tpunb.runs.heartbeat import Heartbeat
@@ -28,14 +27,6 @@ MANY = 10
 """The number of programs that a rank may compile before it is compared with its steps."""
 _STEPS_EACH = 5
 """The number of steps that a compiled program should serve at least."""
-LONG = 600.0
-"""Seconds of a run after which a missing checkpoint is worth a note."""
-BUSY = 70.0
-"""The duty cycle in percent from which on no limit is reported."""
-MUCH = 0.2
-"""The share of the training from which on a wait counts as its limit."""
-SHORT = 10.0
-"""Seconds of training below which no limit is reported, because it has only started."""
 
 
 _DEVICE_UNUSED: Mapping[BackendName, Advice] = {
@@ -50,30 +41,6 @@ _DEVICE_UNUSED: Mapping[BackendName, Advice] = {
 }
 
 
-class _Limit(enum.Enum):
-    """The cause for which the chips wait."""
-
-    INPUT = enum.auto()
-    COMPILING = enum.auto()
-    CHECKPOINTS = enum.auto()
-
-
-_LIMITS = {
-    _Limit.INPUT: (
-        "the input is the limit",
-        "DataLoader(num_workers=…, persistent_workers=True), smaller files, or data in memory: "
-        "docs/training.md, Input",
-    ),
-    _Limit.COMPILING: (
-        "compiling is the limit",
-        "equal shapes in all steps need one program, and a longer run pays it once; "
-        "%%tpu_debug shows what differs",
-    ),
-    _Limit.CHECKPOINTS: (
-        "writing checkpoints is the limit",
-        "save less often, or to a nearer disk",
-    ),
-}
 _PARTS = {
     PhaseKind.QUEUED: "waiting for other runs",
     PhaseKind.STARTING: "start",
@@ -92,18 +59,13 @@ def summarize(result: RunResult) -> Summary:
         for rank in range(result.world_size)
         if (last := heartbeat.read_heartbeat(run.heartbeat(result.attempts - 1, rank))) is not None
     ]
-    spent = _spent(run, result, heartbeats)
-    chips = read_chips(run.path, result.hosts)
-    advice = _advice(run, result, rows, heartbeats)
-    if (limit := _limit(dict(spent), heartbeats, mean_duty(chips))) is not None:
-        advice.append(limit)
     steps, command, missing = _profile(run, result)
     return Summary(
         tuple(metrics.best_values(rows)[:MOST]),
-        spent,
-        (*advice, *missing),
+        _spent(run, result, heartbeats),
+        (*_advice(run, result, rows, heartbeats), *missing),
         metrics.curves(rows, POINTS),
-        describe_chips(chips),
+        describe_chips(read_chips(run.path, result.hosts)),
         steps,
         command,
     )
@@ -208,13 +170,6 @@ def _advice(
                 else f"run.log says why the {result.attempts - 1} before failed",
             )
         )
-    if result.duration > LONG and result.device == "TPU" and not run.checkpoints.exists():
-        advice.append(
-            Advice(
-                "the run has saved no checkpoint",
-                "tpunb.save(state, step) lets a later run continue from it",
-            )
-        )
     return advice
 
 
@@ -245,31 +200,6 @@ def _profile(run: RunDir, result: RunResult) -> tuple[StepTimes | None, str, lis
         "room and that the cell starts no other profiler",
     )
     return steps, "", [missing]
-
-
-def _limit(
-    spent: dict[str, float], heartbeats: list[Heartbeat], duty: float | None
-) -> Advice | None:
-    """Return why the chips were idle for much of the training; None if busy or not known."""
-    training = sum(spent.get(part, 0.0) for part in ("compiling", "checkpoints", "training"))
-    if duty is None or duty >= BUSY or training < SHORT:
-        return None
-    waited = max((rank.input_nanoseconds / 1e9 for rank in heartbeats), default=0.0)
-    shares = {
-        _Limit.INPUT: min(waited / training, 1.0),
-        _Limit.COMPILING: spent.get("compiling", 0.0) / training,
-        _Limit.CHECKPOINTS: spent.get("checkpoints", 0.0) / training,
-    }
-    limit = max(shares, key=shares.__getitem__)
-    known = f"duty cycle {duty:.0f} %:"
-    if shares[limit] >= MUCH:
-        what, fix = _LIMITS[limit]
-        return Advice(f"{known} {what}, {100 * shares[limit]:.0f} % of the training", fix)
-    return Advice(
-        f"{known} the devices waited for this host's Python, not for input or compiling",
-        "larger steps, no .item() or print of a tensor in each (%%tpu_debug names the lines); "
-        "--profile shows the steps",
-    )
 
 
 def _became_nan(rows: list[Row]) -> dict[str, Row]:

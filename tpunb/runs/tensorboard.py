@@ -1,8 +1,8 @@
 """Write the TensorBoard event file of a run to its folder, in the kernel that follows the run.
 
 `tensorboard --logdir runs` shows each run by its id, with one curve per metric, reduced over
-ranks, and with its parameters as HParams. A thread of the kernel writes it, because ranks never
-wait for each other's values and because importing tensorboardX takes long.
+ranks. A thread of the kernel writes it, because ranks never wait for each other's values and
+because importing tensorboardX takes long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import IO, Any
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric
 from tpunb.runs.metrics import SETTLED, MetricSeries, Point
-from tpunb.runs.parameters import parameters
 from tpunb.utils import files
 
 PREFIX = "events.out.tfevents."
@@ -73,7 +72,6 @@ class TensorBoardWriter:
 def import_writer() -> None:
     """Import tensorboardX, which takes a second or two, without changing the environment."""
     importlib.import_module("tensorboardX.record_writer")
-    importlib.import_module("tensorboardX.summary")
     if not SET_BEFORE:
         os.environ.pop(SET_BY_IMPORT, None)
 
@@ -99,7 +97,6 @@ class _EventFile:
         from tensorboardX.record_writer import RecordWriter
 
         self._series = MetricSeries(ranks, keep=False)
-        self._parameters = dict(parameters(run))
         name = f"{PREFIX}{int(time.time())}.{socket.gethostname()}"
         self._file: Any = RecordWriter(str(run.path / name))
 
@@ -108,24 +105,12 @@ class _EventFile:
 
         self._file.write(Event(wall_time=time, **values).SerializeToString())
 
-    def _write_start(self) -> None:
-        """Write the format, and the parameters for the HParams page.
-
-        That page finds the runs' metrics by itself.
-        """
-        from tensorboardX.summary import hparams
-
-        self._write_event(time.time(), file_version="brain.Event:2")
-        if self._parameters:
-            _, start, _ = hparams(self._parameters, {})
-            self._write_event(time.time(), summary=start)
-
     def write(self, queue: SimpleQueue[Metric | None]) -> None:
         """Write metrics from the queue until None arrives."""
         flushed = 0.0
         over = False
         try:
-            self._write_start()
+            self._write_event(time.time(), file_version="brain.Event:2")
             while not over:
                 try:
                     metric = queue.get(timeout=EVERY)

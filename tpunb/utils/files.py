@@ -91,9 +91,9 @@ def read_text(path: Path | str) -> str:
         return file.read()
 
 
-def read_start(path: Path | str, most: int, *, anyones: bool = False) -> bytes:
+def read_start(path: Path | str, most: int) -> bytes:
     """Return the first `most` bytes of a file, or all of it. Raises OSError."""
-    with open(open_file(path, anyones=anyones), "rb") as file:
+    with open(open_file(path), "rb") as file:
         return file.read(most)
 
 

@@ -1,15 +1,15 @@
 """Call programs of others, such as ssh and gcloud, with limits.
 
 Whatever a tool does, a call ends: it has a time-out, its output has a limit, and the interrupt key
-ends it at once, even where presses are counted. Bytes that are not UTF-8 and characters that
-control a terminal are replaced. A failure is a ToolError, which quotes what the tool printed.
+ends it at once, even where presses are counted. Input and output are files, so that nothing waits
+for a pipe. Bytes that are not UTF-8 and characters that control a terminal are replaced. A failure
+is a ToolError, which quotes what the tool printed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import shlex
 import signal
 import subprocess
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from tpunb.utils import ansi, interrupts, records
@@ -29,8 +30,6 @@ MOST = 64_000_000
 """The most bytes of output. All objects of a large cluster are a few megabytes."""
 _QUOTED = 1000
 """The most characters of a quotation."""
-_LINGER = 1.0
-"""Seconds for the last output after a tool's end: a process that it has left may keep the pipe."""
 _LOOK = 0.1
 """Seconds between two looks at the interrupt key and the time-out."""
 _INSTALL = {
@@ -74,14 +73,6 @@ class StoppedError(TpunbError):
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What a tool has printed, without characters that control a terminal."""
-
-    output: str
-    errors: str
-
-
-@dataclass(frozen=True)
 class CompletedTool:
     """A tool that has ended: its exit code, and what it has printed."""
 
@@ -90,8 +81,8 @@ class CompletedTool:
     errors: bytes
 
 
-def call(command: Sequence[str], *, shown: str = "", **options: Any) -> Printed:
-    """Run a tool to its end; see `run`.
+def call(command: Sequence[str], *, shown: str = "", **options: Any) -> str:
+    """Run a tool to its end (see `run`), and return its output, plain.
 
     Raises ToolError if it cannot be called, fails, or exceeds a limit, and StoppedError.
     """
@@ -104,56 +95,78 @@ def call(command: Sequence[str], *, shown: str = "", **options: Any) -> Printed:
         said = errors.strip() or output.strip()
         told = quote(said) if said else describe_exit(ended.returncode)
         raise ToolError(f"`{shown}` failed: {told}", ToolProblem.FAILED, said)
-    return Printed(output, errors)
+    return output
 
 
 def run(
     command: Sequence[str],
     *,
     shown: str = "",
-    given: bytes | None = None,
+    given: bytes = b"",
     timeout: float = PATIENCE,
-    most: int = MOST,
     cancelled: Callable[[], bool] = lambda: False,
     into: IO[bytes] | None = None,
-    **options: Any,
 ) -> CompletedTool:
     """Run a tool to its end, whatever its exit code.
 
     Args:
         command: The tool and its arguments.
         shown: The call in messages; by default the command.
-        given: Its standard input; None: empty.
+        given: Its standard input.
         timeout: Seconds.
-        most: The most bytes that it may print.
         cancelled: Returns True once the result is no longer wanted.
         into: A file for its output, which then has no limit.
-        options: Options of `subprocess.Popen`.
 
     Raises ToolError if it cannot be called or exceeds a limit, and StoppedError.
     """
-    process = start(command, given=given, **options)
-    call = _ToolCall(shown or shlex.join(command), process, most, into)
-    try:
-        call.run(given or b"", timeout, cancelled)
-    finally:
-        call.end()
-    return CompletedTool(process.returncode, *map(bytes, call.printed))
+    shown = shown or shlex.join(command)
+    in_main = threading.current_thread() is threading.main_thread()
+    pressed, deadline = interrupts.presses(), time.monotonic() + timeout
+    with (
+        TemporaryFile() as stdin,
+        # Appended to, because a process that the tool has left may write while they are read.
+        TemporaryFile("a+b") as output,
+        TemporaryFile("a+b") as errors,
+    ):
+        stdin.write(given)
+        stdin.seek(0)
+        process = _start(command, stdin, into or output, errors)
+        try:
+            while process.poll() is None:
+                if cancelled() or (in_main and interrupts.presses() > pressed):
+                    raise StoppedError
+                if time.monotonic() > deadline:
+                    begins = _first(errors) or _first(output)
+                    so_far = f". It has printed {begins}" if begins else ""
+                    raise ToolError(
+                        f"`{shown}` has not answered in {timeout:g} s{so_far}", ToolProblem.SILENT
+                    )
+                if sum(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST:
+                    begins = _first(output) or _first(errors)
+                    raise ToolError(
+                        f"`{shown}` has printed more than {MOST / 1e6:g} MB, and was ended. Its "
+                        f"output begins with {begins}",
+                        ToolProblem.TOO_LONG,
+                        begins,
+                    )
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK)
+        finally:
+            if process.poll() is None:  # with the processes that it has started
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return CompletedTool(process.returncode, _read(output), _read(errors))
 
 
-def start(
-    command: Sequence[str], *, given: bytes | None = b"", **options: Any
+def _start(
+    command: Sequence[str], stdin: IO[bytes], output: IO[bytes], errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start a tool that the interrupt key does not reach; `given`: None for no standard input.
-
-    Raises ToolError.
-    """
+    """Start a tool that the interrupt key does not reach. Raises ToolError."""
     tool = os.path.basename(command[0])
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    stdin = subprocess.DEVNULL if given is None else subprocess.PIPE
     try:
         return subprocess.Popen(
-            command, stdin=stdin, start_new_session=True, **{**pipes, **options}
+            command, stdin=stdin, stdout=output, stderr=errors, start_new_session=True
         )
     except FileNotFoundError:
         hint = _INSTALL.get(tool)
@@ -165,97 +178,15 @@ def start(
         ) from None
 
 
-class _ToolCall:
-    def __init__(
-        self, shown: str, process: subprocess.Popen[bytes], most: int, into: IO[bytes] | None
-    ) -> None:
-        self.shown = shown
-        self.process = process
-        self.printed = (bytearray(), bytearray())
-        self._most = most
-        self._into = into
+def _read(file: IO[bytes], most: int = -1) -> bytes:
+    file.seek(0)
+    return file.read(most)
 
-    def run(self, given: bytes, timeout: float, cancelled: Callable[[], bool]) -> None:
-        """Pass on its input, and read its output until it has ended."""
-        process, rest = self.process, memoryview(given)
-        deadline = time.monotonic() + timeout
-        last: float | None = None
-        in_main = threading.current_thread() is threading.main_thread()
-        pressed = interrupts.presses()
-        with selectors.DefaultSelector() as selector:
-            output, errors = self.printed
-            takers = (self._into.write if self._into else output.extend, errors.extend)
-            for file, take in zip((process.stdout, process.stderr), takers, strict=True):
-                if file is not None:
-                    selector.register(file, selectors.EVENT_READ, take)
-            if process.stdin is not None:
-                os.set_blocking(process.stdin.fileno(), False)
-                selector.register(process.stdin, selectors.EVENT_WRITE)
-            while selector.get_map() or process.poll() is None:
-                now = time.monotonic()
-                if cancelled() or (in_main and interrupts.presses() > pressed):
-                    raise StoppedError
-                if now > deadline:
-                    self._raise_for_silence(timeout)
-                if process.poll() is not None:
-                    last = last or now + _LINGER
-                    if now > last:
-                        break
-                if not selector.get_map():
-                    time.sleep(_LOOK / 10)
-                for key, _ in selector.select(_LOOK):
-                    if key.fileobj is process.stdin:
-                        rest = self._write(selector, rest)
-                        continue
-                    data = os.read(key.fd, 1 << 16)
-                    key.data(data)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                if sum(map(len, self.printed)) > self._most:
-                    begins = self._quoted(self.printed)
-                    raise ToolError(
-                        f"`{self.shown}` has printed more than {self._most / 1e6:g} MB, and was "
-                        f"ended. Its output begins with {begins}",
-                        ToolProblem.TOO_LONG,
-                        begins,
-                    )
 
-    def _write(self, selector: selectors.BaseSelector, rest: memoryview) -> memoryview:
-        assert self.process.stdin is not None
-        try:
-            rest = rest[os.write(self.process.stdin.fileno(), rest[: 1 << 16]) :]
-        except BlockingIOError:
-            return rest
-        except BrokenPipeError:  # it reads no more, and its exit code tells why
-            rest = memoryview(b"")
-        if not rest:
-            selector.unregister(self.process.stdin)
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
-        return rest
-
-    def _raise_for_silence(self, timeout: float) -> None:
-        said = self._quoted(reversed(self.printed))
-        so_far = f". It has printed {said}" if any(self.printed) else ""
-        raise ToolError(
-            f"`{self.shown}` has not answered in {timeout:g} s{so_far}", ToolProblem.SILENT
-        )
-
-    def _quoted(self, printed: Any) -> str:
-        first = next((each for each in printed if each), b"")
-        return quote(plain(bytes(first[: 4 * _QUOTED]).decode("utf-8", "replace")))
-
-    def end(self) -> None:
-        """End it if it has not ended, with the processes that it has started."""
-        process = self.process
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for file in (process.stdin, process.stdout, process.stderr):
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
+def _first(file: IO[bytes]) -> str:
+    """Return the beginning of what a tool has printed, plain; '' if that is nothing."""
+    begins = _read(file, 4 * _QUOTED)
+    return quote(begins.decode("utf-8", "replace")) if begins else ""
 
 
 def plain(text: str) -> str:
