@@ -192,6 +192,7 @@ def test_a_run_that_failed_raises_unless_told_not_to(kernel: Session) -> None:
         ("--ranks 0,7", "%%tpu_train --ranks: there is no rank 7"),
         ("--detach --out run", "%%tpu_train --out: a detached run has no result yet"),
         ("--idle 5m", "%%tpu_train --idle needs --stop-when-done"),
+        ("--env CPU_NUM_DEVICES=2", "%%tpu_train --env CPU_NUM_DEVICES=2: "),
     ],
 )
 def test_train_options_that_are_refused_before_anything_starts(

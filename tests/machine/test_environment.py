@@ -281,3 +281,11 @@ def test_on_a_tpu_v3_it_drives_both_cores_of_each_chip() -> None:
     found = environment.spmd_environment({}, {}, v3, v3.default_cores, CELLS)
     assert found is not None
     assert found.cores == 8
+
+
+def test_a_rank_of_a_rehearsal_has_one_device() -> None:
+    assert "CPU_NUM_DEVICES=2" in str(
+        environment.refused_variables({"CPU_NUM_DEVICES": "2"}, spmd_machine())
+    )
+    assert environment.refused_variables({"CPU_NUM_DEVICES": "1"}, spmd_machine()) is None
+    assert environment.refused_variables({"CPU_NUM_DEVICES": "2"}, TPU) is None

@@ -117,7 +117,7 @@ def _rows(report: SetupReport) -> list[tuple[str, str]]:
 def _device(report: SetupReport) -> str:
     machine = report.machine
     if machine.device == "GPU":
-        return _cores(report)
+        return " · ".join([_cores(report), *map(str, report.gpus)])
     if not machine.chips and machine.device == "TPU":
         return "no TPU, although PJRT_DEVICE=TPU is set: nothing can run"
     if not machine.chips:

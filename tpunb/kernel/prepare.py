@@ -8,6 +8,7 @@ from IPython.core.error import UsageError
 
 from tpunb.backends.choice import require_one_host
 from tpunb.kernel.options import Cores, TrainOptions, ranks_to_show
+from tpunb.machine import environment
 from tpunb.machine.machine import Machine
 from tpunb.places.hosts_target import Target
 from tpunb.utils import env_vars
@@ -20,11 +21,8 @@ def check_options(options: TrainOptions, target: Target, here: Machine) -> tuple
     """
     machine = target.machine(here)
     require_one_host(machine.backend, machine.device, len(target.hosts))
-    if ("PJRT_DEVICE", "TPU") in options.env and not machine.chips:
-        raise UsageError(
-            f"{options.written('env')} PJRT_DEVICE=TPU: there is no TPU on this machine's PCI bus. "
-            "Without it, the run is a rehearsal on the CPU"
-        )
+    if refusal := environment.refused_variables(dict(options.env), machine):
+        raise UsageError(f"{options.written('env')} {refusal}")
     forced = None if target.hosts else os.environ.get(env_vars.CORES)
     written = "tpunb run --cores" if forced else options.written("cores")
     cores = choose_cores(target, forced or options.cores, written)

@@ -11,13 +11,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpunb.machine import gpus, hardware, machine, metadata, packages, prices, tpu_users
+from tpunb.machine import (
+    chip_meter,
+    gpus,
+    hardware,
+    machine,
+    metadata,
+    packages,
+    prices,
+    tpu_users,
+)
 from tpunb.machine.hardware import Resources
 from tpunb.machine.machine import Machine
 from tpunb.machine.metadata import Metadata
 from tpunb.machine.packages import InstalledPackages
 from tpunb.machine.problem import SetupProblem
 from tpunb.machine.tpu_users import TpuUser
+from tpunb.runs.chips import Chip
 from tpunb.runs.spec import BackendName, Price
 
 
@@ -38,6 +48,8 @@ class SetupReport:
     """Price of this machine per hour, if known."""
     why: str = ""
     """Why runs use `machine.backend`: 'cell [1] imports torch_tpu'; empty if it is not known."""
+    gpus: tuple[Chip, ...] = ()
+    """What the GPUs of a run have in use; () if that is not known, or runs do not use them."""
 
     def to_json(self) -> dict[str, Any]:
         here, made = self.machine, self.machine.made
@@ -49,6 +61,7 @@ class SetupReport:
             "device": here.device,
             "chips": here.chips,
             "gpus": here.gpus,
+            "gpus_in_use": [str(gpu) for gpu in self.gpus],
             "cores": self.cores,
             "core_counts": list(here.rank_counts) or None,
             "accelerator_type": here.accelerator_type,
@@ -112,6 +125,9 @@ def inspect_machine(
         yield from packages.package_problems(have, here, imported)
         yield from hardware.resource_problems(room)
 
+    usage: list[Chip] = []
+    if here.device == "GPU":
+        usage = chip_meter.meter_of_gpus(env.get(gpus.VISIBLE)).look(training=False)
     problems = tuple(all_problems())
     return SetupReport(
         here,
@@ -123,4 +139,5 @@ def inspect_machine(
         tuple(problem for problem in problems if not problem.must),
         prices.price_of(here),
         why,
+        tuple(usage),
     )

@@ -297,3 +297,19 @@ def _why(kernel: Mapping[str, str], asked: Mapping[str, str], cells: str | None)
     if cells is None and spmd.is_on(kernel):
         return f"{spmd.VARIABLE} is set in the kernel's environment"
     return cells
+
+
+def refused_variables(asked: Mapping[str, str], machine: Machine) -> str | None:
+    """Explain why variables of `--env` cannot be used; None if they can."""
+    if asked.get("PJRT_DEVICE") == "TPU" and not machine.chips:
+        return (
+            "PJRT_DEVICE=TPU: there is no TPU on this machine's PCI bus. Without it, the run is a "
+            "rehearsal on the CPU"
+        )
+    if machine.device == "CPU" and asked.get(_DEVICES, "1") != "1":
+        return (
+            f"{_DEVICES}={asked[_DEVICES]}: a rehearsal rank has one device, and the process of an "
+            "SPMD run has --cores devices. Several devices in one rank, which torch_xla drives "
+            "from threads as on a TPU v2 or v3, cannot be rehearsed"
+        )
+    return None

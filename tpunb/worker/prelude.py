@@ -281,9 +281,7 @@ class PreludeCopier:
         self._number = first
         self._began = self._since = time.monotonic()
 
-    def cell_ended(
-        self, prelude: Prelude, check: ForkSafetyCheck, blocks: Sequence[Block]
-    ) -> None:
+    def cell_ended(self, prelude: Prelude, check: ForkSafetyCheck, blocks: Sequence[Block]) -> None:
         """Leave a copy after a cell, the first of `blocks`, if it is worth it."""
         now = time.monotonic()
         seconds = now - self._since
