@@ -483,8 +483,6 @@ class Card:
     """Best values and use of time, once the run has ended."""
     silence: str = ""
     """Line that says in a while that the card is out of date, as HTML; '' for a card that stays."""
-    picture: str = ""
-    """Picture of a step's time from `--profile`, as HTML."""
     lines: Sequence[str] = ()
     """Progress bars and unfinished lines of output."""
     failure: FailureDetails | None = None
@@ -514,8 +512,6 @@ class Card:
         if self.chips:
             rows.append(chips_html(self.chips))
         rows += [f"<div>{escape(line)}</div>" for line in self.summary]
-        if self.picture:
-            rows.append(f"<div>{self.picture}</div>")
         if self.lines:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"

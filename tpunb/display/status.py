@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tpunb.display import progress
-from tpunb.display.chart import SMALL, chart_image, steps_image
+from tpunb.display.chart import SMALL, chart_image
 from tpunb.display.html import (
     MAX_LINE,
     STOP,
@@ -290,7 +290,6 @@ class RunStatus:
             speeds=self._speeds(),
             chips=self._chips(),
             summary=[] if self._result is None else self._result.summary.lines(),
-            picture=self._picture(),
             lines=lines,
             failure=self._failure(),
             remarks=self._remarks(),
@@ -445,10 +444,6 @@ class RunStatus:
             share = " a rank" if len(ranks) > 1 else ""
             parts.append(f"memory {memory / 1e9:.1f} GB{share}")
         return parts
-
-    def _picture(self) -> str:
-        steps = None if self._result is None else self._result.summary.steps
-        return "" if steps is None else steps_image(steps)
 
     def _chips(self) -> Sequence[Chip]:
         """Return the chips while the run is active; later they are in the summary."""
