@@ -54,7 +54,7 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
-from tpunb.utils import files, records
+from tpunb.utils import files
 from tpunb.utils.processes import Work
 from tpunb.worker.supervisor import outcome, stacks
 from tpunb.worker.supervisor.hang_detector import HangDetector
@@ -130,7 +130,6 @@ class Supervision:
         """The nodes whose stacks are being collected."""
         self._host_failures: list[Failure] = []
         self._fetches = True
-        self._numbers_said = False
 
     @property
     def _over(self) -> bool:
@@ -378,7 +377,6 @@ class Supervision:
         if self._collecting and self._over:
             self._drop_stacks()
         self._note_recompiles()
-        self._say_numbers()
         if self._deadline is not None and self._clock() > self._deadline:
             self._deadline = None
             self.stop(Stop(StopCause.TIMEOUT, f"--timeout {self.spec.timeout:g} s"))
@@ -390,21 +388,6 @@ class Supervision:
                 return False
         self._finish()
         return True
-
-    def _say_numbers(self) -> None:
-        """On several hosts, once: log the numbers of each rank in torchrun and in the backend."""
-        if self._hosts is None or self._numbers_said or len(self._forked) < len(self.nodes):
-            return
-        paths = {rank: self.dir.numbers(self._attempt, rank) for rank in self._every_rank}
-        if not all(path.exists() for path in paths.values()):
-            return
-        self._numbers_said = True
-        for rank, path in paths.items():
-            numbers = records.read_dict(path)
-            ordinal = numbers.get("ordinal")
-            known = "" if ordinal is None else f", ordinal {ordinal}"
-            local = numbers.get("local_rank")
-            self._log.say(f"rank {rank}: {self.spec.name_rank(rank)}, local rank {local}{known}")
 
     def _note_recompiles(self, *, last: bool = False) -> None:
         if self._recompile_notes is not None:
