@@ -318,15 +318,9 @@ class RunStatus:
         return FailureDetails.of(self._result, traceback=self._has_traceback, link=self._has_link)
 
     def _below(self) -> list[str]:
-        sparklines = [
-            f"{name} {text}"
-            for name, sparkline in self._sparklines.items()
-            if (text := sparkline.text())
-        ][:MOST_METRICS]
         badges = self._badges()
         parts = [
             self._describe_progress(),
-            " · ".join(sparklines),
             describe_badges(badges, self._spec.hosts) if badges else "",
             " · ".join(self._speeds()),
             " · ".join(describe_some_chips(self._chips())),
