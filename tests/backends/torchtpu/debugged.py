@@ -141,18 +141,6 @@ FAULTY: dict[str, str] = {
             "a weight beside the model",
         ],
     ),
-    # -- a batch of another shape
-    "the last batch of a loader": """\
-model, opt = make()
-data = DataLoader(TensorDataset(rows(40)), batch_size=16)
-for epoch in range(2):
-    for x, in data:
-        x = x.to(device)  #! recompiled
-        loss = model(x).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-""",
     "a boolean index": _loop(
         "x = rows().to(device)\nout = model(x)\n"
         "kept = out.detach()\nkept = kept[kept > 0]  #! recompiled\n"
