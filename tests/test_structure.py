@@ -23,7 +23,7 @@ OTHERS_TEXT = {
     "utils/processes.py": "/proc",
     "worker/cells.py": "Python's own SyntaxError",
     "worker/supervisor/outcome.py": "fatal lines of C++ libraries, and Python's tracebacks",
-    "worker/supervisor/stacks.py": "faulthandler's and py-spy's stacks",
+    "worker/supervisor/stacks.py": "faulthandler's stacks",
 }
 """What reads texts that tpunb did not write, and whose they are."""
 

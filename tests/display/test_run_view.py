@@ -105,7 +105,6 @@ def test_a_run_from_end_to_end(open_view: Open, make_result: MakeResult, tmp_pat
     running = notebook.of("status")[10]
     assert running.startswith("training · 4 of 4 ranks · rehearsal on CPU · ")
     assert " · loss 1.5 · " in running
-    # The mean of four ranks is the same at all steps, so there is no sparkline.
     assert running.splitlines()[1].startswith("[0-3] ")
     last = notebook.of("status")[-1]
     assert last.startswith("succeeded · 4 ranks · rehearsal on CPU · 12 s · step 199 · loss 1.5 · ")

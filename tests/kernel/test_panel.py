@@ -13,7 +13,7 @@ import pytest
 from tests.runs.test_listing import made
 from tpunb.display.front_end import FrontEnd, SharedOutput
 from tpunb.kernel import panel
-from tpunb.kernel.panel import PROBE_AFTER, PROBES, UPDATE_EVERY, Clicks, Panel, clicks_heard
+from tpunb.kernel.panel import PROBE_AFTER, PROBES, UPDATE_EVERY, Panel, receives_clicks
 from tpunb.runs import state
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Metric
@@ -29,13 +29,12 @@ def run(tmp_path: Path) -> RunDir:
 class Watched:
     """A panel with a fake clock and a record of its outputs."""
 
-    def __init__(self, run: RunDir, clicks: Clicks = Clicks.AT_ONCE) -> None:
+    def __init__(self, run: RunDir) -> None:
         self.now = 0.0
         self.bundles: list[dict[str, object]] = []
         self.panel = Panel(
             state.read_spec(run),
             run,
-            clicks=clicks,
             output=self.bundles.append,
             clock=lambda: self.now,
         )
@@ -126,7 +125,7 @@ def test_a_front_end_that_answers_shows_a_chart_of_the_metrics(watched: Watched)
 def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None:
     bundles: list[object] = []
     opened = panel.background_panel(state.read_spec(run), run, SharedOutput("panel"))
-    opened._output, opened._probes_left, opened._clicks = bundles.append, PROBES, Clicks.AT_ONCE
+    opened._output, opened._probes_left = bundles.append, PROBES
     opened.tick()
     opened._probes[0].answer.value = 1
     opened.tick()
@@ -139,44 +138,24 @@ def test_a_run_in_the_background_has_a_button_that_stops_it(run: RunDir) -> None
     opened.end()
 
 
-def test_panel_without_controls_if_clicks_come_after_the_cell(run: RunDir) -> None:
-    watched = Watched(run, Clicks.AFTER_THE_CELL)
-    watched.wait(0.1)  # there is no probe: no answer would come
-    [bundle] = watched.bundles
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    shown = watched.panel._widgets
-    assert shown is not None
-    assert "ipykernel 6" in shown._root.children[0].value
-    assert len(shown._tabs.children) == 2
-    assert all(len(tab.children) == 1 for tab in shown._tabs.children)
-    for step in range(3):
-        watched.panel.show(Metric(0, step, {"loss": float(step)}))
-        watched.panel.show(Metric(1, step, {"loss": float(step)}))
-    watched.wait(UPDATE_EVERY + 0.1)  # both tabs are kept up to date
-    assert "[2] c" in shown._log.value
-    assert 'alt="loss from 0 to 2"' in shown._chart.value
-    watched.panel.end()
-    assert watched.bundles[-1]["text/html"] == ""
-
-
 @pytest.mark.parametrize(
     ("ipykernel", "changes", "clicks"),
     [
-        ((7, 0), {}, Clicks.AT_ONCE),
-        ((7, 4), {"stops": False}, Clicks.NEVER),
-        ((6, 31), {}, Clicks.AFTER_THE_CELL),
-        ((7, 4), {"publish": None}, Clicks.NEVER),
+        ((7, 0), {}, True),
+        ((7, 4), {"stops": False}, False),
+        ((6, 31), {}, False),
+        ((7, 4), {"publish": None}, False),
     ],
 )
 def test_click_handling_by_ipykernel_version_and_front_end(
     ipykernel: tuple[int, int],
     changes: dict[str, object],
-    clicks: Clicks,
+    clicks: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(panel, "_VERSION", ipykernel)
     front = FrontEnd(print, print, stops=True)
-    assert clicks_heard(replace(front, **changes)) is clicks  # type: ignore[arg-type]
+    assert receives_clicks(replace(front, **changes)) is clicks  # type: ignore[arg-type]
 
 
 def test_ipykernel_private_name_exists() -> None:

@@ -133,7 +133,6 @@ def test_retry_with_torch_elastic_on_all_hosts_and_returns(make: Make) -> None:
     assert sorted(said) == sorted(
         2 * [f"[{rank}] 0 1 0 1 {rank // 2} 2 2" for rank in range(run.spec.world_size)]
     )
-    assert "[tpunb] rank 3: h1/3, local rank 1" in run.text("run.log").splitlines()
     # `returns` is fetched by a command of the place, which this run has none of.
     (run.folders[0] / "returns").rename(run.dir.returns)
     assert returns.collect_returns(result, run.spec, run.dir).returns == {"value": 40}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tpunb.display.chart import steps_image
 from tpunb.runs import trace
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Profile
@@ -62,7 +61,6 @@ def test_profile_step_times_of_a_tpu_by_rank_and_device(
         "steps 5 to 6: 10.0 ms each: waiting for input 5.0, compiling 1.0, Python 4.0; "
         "device 2.0, collectives 1.0, idle 7.0"
     )
-    assert str(steps) in steps_image(steps)
     # Of many large traces some are read: the mean device is theirs.
     monkeypatch.setattr(trace, "MOST", (folder / "rank-0.xplane.pb").stat().st_size)
     read: list[Path] = []

@@ -96,14 +96,6 @@ class TestThatWorks:
             f"[0] True True {tmp_path}",
         ]
 
-    def test_signal_handlers_of_the_prelude_stay_in_ranks(self, driver: Driver) -> None:
-        seen = driver.run(
-            ["import os, signal\nsignal.signal(signal.SIGUSR1, lambda *a: print('got it'))"],
-            "os.kill(os.getpid(), signal.SIGUSR1)",
-            ranks=1,
-        )
-        assert seen.log == ["[0] got it"]
-
     def test_random_seeds_are_the_same_in_all_ranks(self, driver: Driver) -> None:
         draw = "(torch.rand(1).item(), numpy.random.rand(), random.random())"
         seen = driver.run(

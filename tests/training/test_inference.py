@@ -134,11 +134,6 @@ def test_predict_step_option_selects_inputs_and_outputs() -> None:
     assert torch.equal(found, model(data(10).tensors[0]).argmax(1))
 
 
-def test_groups_come_back_in_the_order_of_the_data() -> None:
-    batches = shard(torch.arange(50), 4, groups=[at % 7 for at in range(50)])
-    assert torch.equal(predict(nn.Identity(), batches), torch.arange(50))
-
-
 def test_a_bfloat16_model_returns_bfloat16() -> None:
     model = nn.Linear(4, 3).bfloat16()
     found = predict(model, data(9).tensors[0].bfloat16(), 4)

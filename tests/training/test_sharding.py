@@ -117,24 +117,6 @@ def test_batches_are_what_collate_makes_of_them(as_rank: As) -> None:
     assert last_mask.tolist() == [True, False, False, False]
 
 
-@pytest.mark.parametrize(
-    "sample",
-    [
-        lambda at: {"x": torch.tensor([at, at]), "deep": {"y": at}},
-        lambda at: (torch.tensor(at), [at, {"z": float(at)}]),
-    ],
-)
-def test_nested_samples_keep_their_structure(sample: Callable[[int], Any], as_rank: As) -> None:
-    as_rank(2, 3)
-    samples = [sample(at) for at in range(7)]
-    *_, (batch, mask) = shard(samples, 2)
-    from torch.utils.data import default_collate
-
-    expected = default_collate([samples[6], samples[6]])
-    assert str(batch) == str(expected)
-    assert mask.tolist() == [True, False]
-
-
 @pytest.mark.usefixtures("starts_processes")
 def test_workers_keep_the_order(as_rank: As) -> None:
     data = TensorDataset(torch.arange(103))
@@ -419,11 +401,3 @@ def test_partition_shuffles_steps_of_groups_by_the_generator_only() -> None:
         )
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2]) == list(range(400))
-
-
-@pytest.mark.parametrize("remainder", REMAINDERS)
-@pytest.mark.parametrize("groups", [None, torch.empty(0, dtype=torch.int64)])
-def test_partition_of_nothing_has_no_steps(
-    remainder: Remainder, groups: torch.Tensor | None
-) -> None:
-    assert partition(0, 8, 4, remainder, groups=groups).steps == []

@@ -17,7 +17,7 @@ from tpunb.runs.cell_lines import CellLines
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import RunSpec
 from tpunb.utils.files import append_text
-from tpunb.worker.recompiles import COUNTED, MOST, RecompileNote, StepMonitor, difference
+from tpunb.worker.recompiles import MOST, RecompileNote, StepMonitor, difference
 from tpunb.worker.supervisor import recompile_notes
 from tpunb.worker.supervisor.recompile_notes import INTERVAL, RecompileNotes
 
@@ -37,7 +37,6 @@ class Counted:
     def __init__(self) -> None:
         self.programs: set[object] = set()
         self.tensors = 0
-        self.reads = 0
 
     def compilations_begun(self) -> int:
         return len(self.programs)
@@ -47,9 +46,6 @@ class Counted:
 
     def tensors_created(self) -> int:
         return self.tensors
-
-    def slow_operations(self) -> dict[str, int]:
-        return {"aten::eig": self.reads, "aten::once": 1}
 
 
 def look_at(folder: Path, program: str, **names: Any) -> list[RecompileNote]:
@@ -76,7 +72,6 @@ def look_at(folder: Path, program: str, **names: Any) -> list[RecompileNote]:
 
 
 BY_OPERATIONS = "other operations ran than in the steps before; %%tpu_debug names the line"
-ON_CPU = "eig runs on the CPU at every step, because XLA does not have it"
 EPOCHS = """
 def reduce():
     monitor.computed()
@@ -91,12 +86,6 @@ for epoch in range(2):
 COLLECTIVE = (
     "run(('step', {power})); monitor._before_marker = counted.compilations_begun(); reduce()"
 )
-FALLBACK = """
-for step in range(60):
-    counted.reads += {count}
-    run("step")
-    end_of_step()
-"""
 Noted = list[tuple[int, str, str]]
 """Step, place and text of each note."""
 
@@ -196,10 +185,6 @@ for step in range(12):
 """,
         [],
     ),
-    "operations on the CPU": (
-        FALLBACK.format(count=1),
-        [(COUNTED[1], "line 5 of script.py", ON_CPU)],
-    ),
 }
 
 
@@ -207,7 +192,7 @@ for step in range(12):
 def test_recompile_notes_of_a_loop(tmp_path: Path, program: str, noted: Noted) -> None:
     found = look_at(tmp_path, program, torch=torch)
     assert [(note.step, note.place, note.what) for note in found] == noted
-    assert all(note.seconds == (None if note.what == ON_CPU else 1.0) for note in found)
+    assert all(note.seconds == 1.0 for note in found)
 
 
 def test_recompile_notes_are_limited_if_every_step_is_new(tmp_path: Path) -> None:
@@ -226,10 +211,10 @@ def test_recompile_difference_in_words() -> None:
     assert difference({"z": ((1,), f32)}, before) == ""
 
 
-def tell(run: RunDir, rank: int, step: int, seconds: float | None = 2.5) -> None:
+def tell(run: RunDir, rank: int, step: int) -> None:
     path = run.recompiled(0, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    note = RecompileNote(step, "cell [4], line 9", "x has 17 rows, 32 before", seconds)
+    note = RecompileNote(step, "cell [4], line 9", "x has 17 rows, 32 before", 2.5)
     append_text(path, json.dumps(asdict(note)) + "\n")
 
 
@@ -240,11 +225,8 @@ def test_recompile_notes_of_ranks_are_joined(tmp_path: Path) -> None:
     for rank in range(3):
         tell(run, rank, 13)
     tell(run, 2, 400)
-    for rank in range(3):
-        tell(run, rank, 500, None)
     assert notes.read(last=True) == [
         "the ranks recompiled at step 13 (2.5 s): x has 17 rows, 32 before (cell [4], line 9)",
-        "the ranks: x has 17 rows, 32 before (cell [4], line 9)",
         "rank 2 recompiled at step 400 (2.5 s): x has 17 rows, 32 before (cell [4], line 9)",
     ]
     notes.close()

@@ -31,27 +31,6 @@ class RankSetup:
         return self.world_size // self.local_world_size
 
 
-@dataclass(frozen=True)
-class RankIdentity:
-    """The numbers of one rank, which need not follow from each other on a pod."""
-
-    host: int
-    """torch elastic's node rank."""
-    worker: int | None
-    """The TPU worker number of the host; None without a TPU, or if it is not used."""
-    local_rank: int
-    rank: int
-    """RANK."""
-    ordinal: int | None
-    """`xr.global_ordinal()`, which collectives count by; None before the runtime has started."""
-
-    def __str__(self) -> str:
-        """'host 1 (TPU worker 1), local rank 2, RANK 6, ordinal 5'."""
-        worker = "" if self.worker is None else f" (TPU worker {self.worker})"
-        ordinal = "" if self.ordinal is None else f", ordinal {self.ordinal}"
-        return f"host {self.host}{worker}, local rank {self.local_rank}, RANK {self.rank}{ordinal}"
-
-
 class Backend(Protocol):
     """What ranks train with. One per process; its methods are called in this order."""
 
@@ -79,10 +58,6 @@ class Backend(Protocol):
 
     def start(self, setup: RankSetup) -> None:
         """Right before the train cell, after the prelude."""
-
-    def identity(self) -> RankIdentity:
-        """This rank's numbers."""
-        ...
 
     def counts(self) -> Counts:
         """The counts for the heartbeat."""

@@ -1,4 +1,4 @@
-"""Charts: a metric over its steps, with axes, and how a step's time was spent."""
+"""Charts of a metric over its steps, with axes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from tpunb.display.html import svg_url
 from tpunb.runs.metrics import thin_out
-from tpunb.runs.step_times import StepTimes
 
 
 class Size(NamedTuple):
@@ -117,50 +116,3 @@ def _powers(low: float, high: float, about: int) -> list[float]:
     first = sum(y <= low + _EPS for y in every) - 1
     last = next(index for index, y in enumerate(every) if y >= high - _EPS)
     return every[first : max(last, first + 2) + 1]
-
-
-_PARTS = {
-    "waiting for input": "#bf8700",
-    "compiling": "#8957e5",
-    "collectives": "#e5534b",
-    "Python": "#2f81f7",
-    "device": "#2da44e",
-    "idle": "#c9d1d9",
-}
-"""Colours of the parts of a step's time, the same in both bars."""
-
-
-def steps_image(steps: StepTimes) -> str:
-    """Return a picture of a mean step's time: a bar for the ranks' Python, one for the devices."""
-    bars = [("ranks", steps.host_parts()), ("devices", steps.device_parts())]
-    width, left, thick = 560, 56, 20
-    drawn: list[str] = []
-    named: dict[str, None] = {}
-    down = 4
-    for name, parts in bars:
-        if not parts:
-            continue
-        drawn.append(f'<text x="0" y="{down + 14}">{name}</text>')
-        across = float(left)
-        for part, took in parts:
-            wide = (width - left) * took / max(steps.seconds, 1e-12)
-            drawn.append(
-                f'<rect x="{across:.1f}" y="{down}" width="{wide:.1f}" height="{thick}" '
-                f'fill="{_PARTS[part]}"/>'
-            )
-            across += wide
-            named[part] = None
-        down += thick + 4
-    across = float(left)
-    for part in named:
-        drawn.append(
-            f'<rect x="{across:.0f}" y="{down + 4}" width="10" height="10" fill="{_PARTS[part]}"/>'
-            f'<text x="{across + 14:.0f}" y="{down + 13}">{part}</text>'
-        )
-        across += 28 + 6.5 * len(part)
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{down + 20}" '
-        f'font-family="sans-serif" font-size="11" fill="{_INK}">{"".join(drawn)}</svg>'
-    )
-    alt = escape(str(steps), quote=True)
-    return f'<img alt="{alt}" src="{svg_url(svg)}" style="max-width:100%;height:auto">'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpunb.display import chart, html, status
+from tpunb.display import html, status
 from tpunb.notebook.models import Snapshot
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunState
@@ -84,7 +84,6 @@ def result_card(of: RunResult) -> str:
         ],
         more=f"and {left_out} more" if left_out > 0 else "",
         summary=of.summary.lines(),
-        picture="" if of.summary.steps is None else chart.steps_image(of.summary.steps),
         failure=html.FailureDetails.of(of, traceback=True),
         remarks=of.remarks(),
     ).html()

@@ -237,12 +237,11 @@ POINTS = 40
 """Points of a sparkline. When there are twice as many, pairs are averaged: its size is bounded."""
 WIDTH, HEIGHT = 120, 26
 """Size of a sparkline in pixels."""
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
 class Sparkline:
-    """The course of one metric, small enough for a line of text or a card."""
+    """The course of one metric, small enough for a card."""
 
     values: list[float] = field(default_factory=list)
     """At most 2 × POINTS means of equally many values, in order."""
@@ -270,12 +269,12 @@ class Sparkline:
         """True if there are two different values."""
         return any(not math.isclose(value, self.values[0]) for value in self.values)
 
-    def heights(self, points: int) -> list[float]:
-        """Return at most `points` numbers from 0 (the lowest) to 1; 0.5 if all are equal.
+    def heights(self) -> list[float]:
+        """Return at most POINTS numbers from 0 (the lowest) to 1; 0.5 if all are equal.
 
         Values that differ only by rounding, as means over ranks do, count as equal.
         """
-        step = max(1, math.ceil(len(self.values) / points))
+        step = max(1, math.ceil(len(self.values) / POINTS))
         means = [
             sum(part) / len(part)
             for part in (self.values[i : i + step] for i in range(0, len(self.values), step))
@@ -285,16 +284,9 @@ class Sparkline:
             return [0.5] * len(means)
         return [(value - low) / (high - low) for value in means]
 
-    def text(self, points: int = 10) -> str:
-        """Return '█▅▃▂▁▁', or '' before there are two different values."""
-        heights = self.heights(points)
-        if not self.varies:
-            return ""
-        return "".join(_BLOCKS[round(height * (len(_BLOCKS) - 1))] for height in heights)
-
     def image(self, colour: str) -> str:
         """Return the picture as a data URL: front ends keep it, but remove inline SVG."""
-        heights = self.heights(POINTS)
+        heights = self.heights()
         step = (WIDTH - 6) / max(1, len(heights) - 1)
         points = [
             f"{3 + index * step:.0f},{HEIGHT - 3 - height * (HEIGHT - 6):.0f}"
@@ -483,8 +475,6 @@ class Card:
     """Best values and use of time, once the run has ended."""
     silence: str = ""
     """Line that says in a while that the card is out of date, as HTML; '' for a card that stays."""
-    picture: str = ""
-    """Picture of a step's time from `--profile`, as HTML."""
     lines: Sequence[str] = ()
     """Progress bars and unfinished lines of output."""
     failure: FailureDetails | None = None
@@ -514,8 +504,6 @@ class Card:
         if self.chips:
             rows.append(chips_html(self.chips))
         rows += [f"<div>{escape(line)}</div>" for line in self.summary]
-        if self.picture:
-            rows.append(f"<div>{self.picture}</div>")
         if self.lines:
             text = escape("\n".join(self.lines))
             style = "margin:4px 0 0 0;padding:0;white-space:pre-wrap"

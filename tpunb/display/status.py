@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tpunb.display import progress
-from tpunb.display.chart import SMALL, chart_image, steps_image
+from tpunb.display.chart import SMALL, chart_image
 from tpunb.display.html import (
     MAX_LINE,
     STOP,
@@ -290,7 +290,6 @@ class RunStatus:
             speeds=self._speeds(),
             chips=self._chips(),
             summary=[] if self._result is None else self._result.summary.lines(),
-            picture=self._picture(),
             lines=lines,
             failure=self._failure(),
             remarks=self._remarks(),
@@ -319,15 +318,9 @@ class RunStatus:
         return FailureDetails.of(self._result, traceback=self._has_traceback, link=self._has_link)
 
     def _below(self) -> list[str]:
-        sparklines = [
-            f"{name} {text}"
-            for name, sparkline in self._sparklines.items()
-            if (text := sparkline.text())
-        ][:MOST_METRICS]
         badges = self._badges()
         parts = [
             self._describe_progress(),
-            " · ".join(sparklines),
             describe_badges(badges, self._spec.hosts) if badges else "",
             " · ".join(self._speeds()),
             " · ".join(describe_some_chips(self._chips())),
@@ -445,10 +438,6 @@ class RunStatus:
             share = " a rank" if len(ranks) > 1 else ""
             parts.append(f"memory {memory / 1e9:.1f} GB{share}")
         return parts
-
-    def _picture(self) -> str:
-        steps = None if self._result is None else self._result.summary.steps
-        return "" if steps is None else steps_image(steps)
 
     def _chips(self) -> Sequence[Chip]:
         """Return the chips while the run is active; later they are in the summary."""

@@ -124,7 +124,6 @@ class TpuMagics(Magics):
             else lambda report: front_end.show_bundle(report.bundle()),
             steps=chosen.steps,
             nan=chosen.nan,
-            pdb=chosen.pdb,
             profile=debug.new_profile_folder(runs) if chosen.profile else None,
             backend=backend,
         )

@@ -378,7 +378,6 @@ class DebugCellOptions:
     steps: int | None = option(
         "--steps", type=_step_count, metavar="N", help="stop the cell's training loop after N steps"
     )
-    pdb: bool = flag("--pdb", help="open the debugger at an exception")
     profile: bool = flag("--profile", help="write an xprof trace of the cell")
     nan: bool = flag("--nan", help="find the first module and step with non-finite numbers")
 

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum, auto
 from functools import partial
 from html import escape
 from importlib.metadata import version
@@ -62,9 +61,6 @@ KEPT = 4
 """Number of runs whose last card is kept, for pages that were saved with their panel."""
 _LINES = "margin:0;white-space:pre-wrap;line-height:1.3;flex:none;overflow:visible"
 """Style of the log's lines. Without it, front ends scroll `pre` and show the oldest lines."""
-NO_CLICKS = (
-    "<i>ipykernel 6 receives clicks only after the cell: for search, ranks and zoom use --bg</i>"
-)
 _RANK = re.compile(r"\[(\d+)(?=[ \]])")
 _LEVELS = (("all lines", ""), ("warnings and errors", "warning"), ("errors", "error"))
 
@@ -74,26 +70,14 @@ _SUBSHELLS = (7, 0)
 """The first ipykernel version that handles widgets' messages while a cell runs."""
 
 
-class Clicks(Enum):
-    """When the kernel receives clicks in the panel of a cell."""
-
-    AT_ONCE = auto()
-    AFTER_THE_CELL = auto()
-    NEVER = auto()
-
-
-def clicks_heard(front: FrontEnd) -> Clicks:
-    """Return when clicks in the panel of the running cell reach the kernel.
+def receives_clicks(front: FrontEnd) -> bool:
+    """True if clicks in the panel of the running cell reach the kernel before the cell has ended.
 
     The main thread, which handles widgets' messages, is busy with the cell. From ipykernel 7 on,
     JupyterLab and Notebook 7 send these messages to a subshell, which is another thread. On
-    ipykernel 6 they wait until the cell has ended.
+    ipykernel 6, and in other front ends, they wait for the cell.
     """
-    if front.publish is None or front.batch:
-        return Clicks.NEVER
-    if _VERSION < _SUBSHELLS:
-        return Clicks.AFTER_THE_CELL
-    return Clicks.AT_ONCE if front.stops else Clicks.NEVER
+    return front.publish is not None and front.stops and _VERSION >= _SUBSHELLS
 
 
 def _has_ipywidgets() -> bool:
@@ -117,7 +101,7 @@ def _answer_in_subshell(widget: Any) -> None:
 def open_panel(spec: RunSpec, run: RunDir, output: ReplacedOutput) -> Iterator[Panel]:
     """Context manager: the running cell shows its run's panel, if the front end supports it."""
     front = current_front_end()
-    clicks = clicks_heard(front) if _has_ipywidgets() else Clicks.NEVER
+    clicks = _has_ipywidgets() and receives_clicks(front)
     panel = Panel(spec, run, clicks=clicks, restores=front.stops, output=output)
     try:
         yield panel
@@ -127,7 +111,7 @@ def open_panel(spec: RunSpec, run: RunDir, output: ReplacedOutput) -> Iterator[P
 
 def show_run(run: Run | Attached, view: RunView) -> Iterator[None]:
     """Show a run in the running cell until it has ended; yield after each event or pause."""
-    if isinstance(run, Attached) and clicks_heard(current_front_end()) is not Clicks.NEVER:
+    if isinstance(run, Attached) and receives_clicks(current_front_end()):
         with suppress(ImportError):  # the import delays nothing: the run continues
             importlib.import_module("ipywidgets")
     with open_panel(run.spec, run.dir, view.panel_output) as panel:
@@ -143,9 +127,8 @@ def background_panel(spec: RunSpec, run: RunDir, output: SharedOutput) -> Panel:
     Call this in the thread of a cell.
     """
     front = current_front_end()
-    clicks = Clicks.NEVER
-    if front.publish is not None and not front.batch and _has_ipywidgets():
-        clicks = Clicks.AT_ONCE  # an idle kernel receives clicks from any front end
+    # An idle kernel receives clicks from any front end.
+    clicks = front.publish is not None and not front.batch and _has_ipywidgets()
     output(NOTHING)
     return Panel(
         spec,
@@ -196,11 +179,9 @@ def _close(widgets: Iterable[Any]) -> None:
 class Panel:
     """The panel of one run.
 
-    Clicks.AT_ONCE          probing --answered--> widgets --end--> nothing
-                               |
-                               +--no answer to the last probe, or end--> nothing
-    Clicks.AFTER_THE_CELL   widgets without controls --end--> nothing
-    Clicks.NEVER            nothing
+    probing --answered--> widgets --end--> nothing
+       |
+       +--no answer to the last probe, or end--> nothing
     """
 
     def __init__(
@@ -208,7 +189,7 @@ class Panel:
         spec: RunSpec,
         run: RunDir,
         *,
-        clicks: Clicks = Clicks.AT_ONCE,
+        clicks: bool = True,
         restores: bool = False,
         output: Callable[[dict[str, Any]], None] | None = None,
         stop: Callable[[], object] | None = None,
@@ -219,18 +200,18 @@ class Panel:
         Args:
             spec: The run's spec.
             run: Its folder.
-            clicks: When the kernel receives clicks.
+            clicks: False if the kernel receives no clicks: then nothing is ever shown.
             restores: True if a reopened page requests the widgets that it was saved with.
             output: Shows the panel; by default below the cell's other outputs.
             stop: Called by the Stop button; None: no button (a running cell's card has one).
             clock: Seconds from any origin.
         """
         self._spec, self._run, self._clock = spec, run, clock
-        self._probes_left = PROBES if clicks is Clicks.AT_ONCE else 0
+        self._probes_left = PROBES if clicks else 0
         self._probes: list[_Probe] = []
         self._probed = self._updated = -1.0
         self._widgets: _Widgets | None = None
-        self._clicks, self._restores = clicks, restores
+        self._restores = restores
         self._output = output or ReplacedOutput()
         self._stop = stop
         self._series = MetricSeries(spec.world_size)
@@ -243,8 +224,7 @@ class Panel:
     @property
     def is_open(self) -> bool:
         """True if the panel is shown or may still appear."""
-        display_only = self._clicks is Clicks.AFTER_THE_CELL
-        return bool(self._probes_left or self._probes or self._widgets or display_only)
+        return bool(self._probes_left or self._probes or self._widgets)
 
     def reserve_place(self) -> None:
         """Show nothing in the panel's place, below the cell's outputs so far."""
@@ -260,12 +240,9 @@ class Panel:
             self._widgets.update(self._series)
 
     def _open(self, now: float) -> None:
-        display_only = self._clicks is Clicks.AFTER_THE_CELL
-        if display_only or any(probe.is_answered() for probe in self._probes):
+        if any(probe.is_answered() for probe in self._probes):
             self._close_probes()
-            self._widgets = _Widgets(
-                self._spec, self._run, controls=not display_only, stop=self._stop
-            )
+            self._widgets = _Widgets(self._spec, self._run, stop=self._stop)
             self._output(self._widgets.bundle())
         elif self._probes_left and now - self._probed >= PROBE_AFTER[-self._probes_left]:
             self._probed = now
@@ -280,7 +257,7 @@ class Panel:
     def end(self) -> None:
         """Remove the widgets."""
         self._close_probes()
-        self._clicks, self._probes_left = Clicks.NEVER, 0
+        self._probes_left = 0
         if self._widgets is not None:
             self._output(NOTHING)
             self._widgets.close(restores=self._restores)
@@ -288,23 +265,12 @@ class Panel:
 
 
 class _Widgets:
-    """The widgets of a panel.
+    """The widgets of a panel: a tab with a chart, and one with the log."""
 
-    Without `controls` there are two tabs, between which the front end switches by itself: the chart
-    of the first metric and the log of all ranks.
-    """
-
-    def __init__(
-        self,
-        spec: RunSpec,
-        run: RunDir,
-        *,
-        controls: bool,
-        stop: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, spec: RunSpec, run: RunDir, *, stop: Callable[[], object] | None) -> None:
         import ipywidgets as w
 
-        self._spec, self._run, self._controls = spec, run, controls
+        self._spec, self._run = spec, run
         self._live: logs.LiveLog | None = None
         self._search_shown: logs.LogSearch | None = None
         self.changed = True
@@ -337,14 +303,13 @@ class _Widgets:
         rows = [w.HBox(of, layout=w.Layout(flex_flow="row wrap")) for of in (of_log, of_chart)]
         self._of_chart = rows[1]
         self._of_chart.layout.display = "none"  # until there is a metric
-        log = w.VBox([rows[0], self._log] if controls else [self._log])
-        drawn = w.VBox([rows[1], self._chart] if controls else [self._chart])
+        log, drawn = w.VBox([rows[0], self._log]), w.VBox([rows[1], self._chart])
         self._tabs = w.Tab([drawn, log], layout=w.Layout(max_width="876px"))
         for index, title in enumerate(("chart", "log")):
             self._tabs.set_title(index, title)
         self._tabs.selected_index = 0  # the log's lines stand below
-        above = [] if controls else [w.HTML(NO_CLICKS)]
-        if controls and stop is not None:
+        above = []
+        if stop is not None:
             button = w.Button(description="Stop", tooltip="with time to save; again: without")
             _answer_in_subshell(button)
             button.on_click(lambda _: stop())
@@ -367,11 +332,11 @@ class _Widgets:
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": "the log, live"}
 
     def update(self, series: MetricSeries) -> None:
-        """Update the open tab; both tabs if the kernel does not receive changes of tabs."""
+        """Update the open tab."""
         self.changed = False
-        if not self._controls or self._tabs.selected_index:
+        if self._tabs.selected_index:
             self._update_log()
-        if not self._controls or not self._tabs.selected_index:
+        else:
             self._draw(series)
 
     def _update_log(self) -> None:

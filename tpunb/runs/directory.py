@@ -8,8 +8,7 @@
       run.log                                             all ranks, prefixed, in order of arrival
       supervisor.log                                      what the supervisor did and when
       attempts/<n>/<rank>/{stdout.log,stderr.log,prelude.log,error.json,
-                          stacks.txt,crash.txt,pulse,numbers.json,
-                          figure-<n>.png}
+                          stacks.txt,crash.txt,pulse,figure-<n>.png}
       attempts/<n>/prelude/{prelude.log,error.json}       the prelude that ran once for all ranks
       metrics.jsonl  checkpoints/  returns/               what it produced
       profile/plugins/profile/<steps>/rank-<n>.xplane.pb  the trace of --profile
@@ -118,7 +117,6 @@ class RunDir:
     """The file with the times of the steps in a rank's trace (tpunb.runs.trace)."""
     recompiled = _RankFile("recompiled.jsonl")
     """The file in which a rank reports recompiled programs (tpunb.worker.recompiles)."""
-    numbers = _RankFile("numbers.json")
     """The file with the local rank and ordinal of a rank, in runs on several hosts."""
     stacks = _RankFile("stacks.txt")
     """The file to which a rank writes its stacks on request."""

@@ -378,9 +378,7 @@ class RunnerEnded:
 
 @dataclass(frozen=True)
 class CollectStacks:
-    """Have the ranks write their stacks. `native`: also the frames of native code."""
-
-    native: bool
+    """Have the ranks write their stacks."""
 
 
 @dataclass(frozen=True)

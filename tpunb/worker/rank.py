@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -169,8 +169,6 @@ def _work(task: Assignment) -> int:
             folder = task.run.attempt(task.attempt, task.rank)
             stdio.redirect_output(folder / "stdout.log", folder / "stderr.log")
         current.backend().start(task.setup)
-        if task.spec.hosts:
-            _leave_numbers(task)
         heartbeat.begin_training()
         callbacks.forget()
         figures.begin(task.run, task.attempt, task.rank)
@@ -191,13 +189,6 @@ def _work(task: Assignment) -> int:
         install.name_departed(error, task.spec.world_size)
         _report_error(error, task)
         return 1
-
-
-def _leave_numbers(task: Assignment) -> None:
-    """Write the numbers that identify this rank, which cannot be derived from each other."""
-    numbers = asdict(current.backend().identity())
-    with contextlib.suppress(OSError):  # a full disk: the numbers are only shown to people
-        files.write_json(task.run.numbers(task.attempt, task.rank), numbers)
 
 
 def _train(task: Assignment) -> int:

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import torch
 
-from tpunb.backends.xla.counters import describe_slow_operation
 from tpunb.backends.xla.runtime import watch_steps
 from tpunb.runs.cell_lines import CellLines
 from tpunb.utils.files import append_text
@@ -31,8 +30,6 @@ WARM = 3
 """First steps of a loop, in which programs are new: the optimizer makes its state, sums begin."""
 MOST = 20
 """Notes of one rank; more would be no news."""
-COUNTED = (8, 24)
-"""Steps of a loop between which values that leave the device are counted."""
 _WIDE = 16
 """Members of a dict or list that is searched for tensors, at most: a batch has few."""
 _WAYS = 3
@@ -52,15 +49,11 @@ class Counters(Protocol):
     def compilations_begun(self) -> int: ...
     def compile_seconds(self) -> float: ...
     def tensors_created(self) -> int: ...
-    def slow_operations(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
 class RecompileNote:
-    """A program that was compiled although the loop had run its steps before.
-
-    Or, without `seconds`, something slow that the loop does at every step.
-    """
+    """A program that was compiled although the loop had run its steps before."""
 
     step: int
     """How often this line has ended a step, including this one."""
@@ -68,7 +61,7 @@ class RecompileNote:
     """'cell [4], line 12'."""
     what: str
     """'x has 17 rows, 32 before'."""
-    seconds: float | None
+    seconds: float
 
 
 class StepMonitor:
@@ -91,7 +84,6 @@ class StepMonitor:
         self._updated = False
         self._loops: dict[tuple[CodeType, int], LoopState] = {}
         self._names: dict[CodeType, tuple[str, ...]] = {}
-        self._left: dict[tuple[CodeType, int], dict[str, int]] = {}
         self.steps = 0
         self.after_step: list[Callable[[int], None]] = []
 
@@ -137,8 +129,7 @@ class StepMonitor:
         if frame is None:
             return
         assert line is not None
-        key = frame.f_code, line
-        loop = self._loops.setdefault(key, LoopState())
+        loop = self._loops.setdefault((frame.f_code, line), LoopState())
         loop.steps += 1
         updated, self._updated = self._updated, False
         loop.updates += updated
@@ -158,8 +149,6 @@ class StepMonitor:
             self._again(loop, values, made, line, own=own, warm=warm)
             self._compiled_at.clear()
         loop.add(values, made, compiled=again)
-        if loop.steps in COUNTED:
-            self._count(key, loop)
 
     def _again(
         self, loop: LoopState, values: Values, made: int, line: int, *, own: bool, warm: bool
@@ -183,19 +172,6 @@ class StepMonitor:
             return False
         first, last = body_around(line, Path(self._lines.script).read_text(encoding="utf-8"))
         return any(first <= at <= last for at in self._compiled_at)
-
-    def _count(self, key: tuple[CodeType, int], loop: LoopState) -> None:
-        """Note what leaves the device at every step, once for a loop."""
-        left = self._counters.slow_operations()
-        if loop.steps == COUNTED[0]:
-            self._left[key] = left
-            return
-        before = self._left.pop(key)
-        steps = COUNTED[1] - COUNTED[0]
-        for name, count in left.items():
-            if count - before.get(name, 0) >= steps:
-                reason = describe_slow_operation(name)
-                self._write(RecompileNote(loop.steps, self._describe(key[1]), reason, None))
 
     def _write(self, note: RecompileNote) -> None:
         if self._notes < MOST:

@@ -32,7 +32,6 @@ TITLES = {
     "compiled": r"torch.compile recompiled",
     "break": r"torch.compile (breaks|does not compile)",
     "read": r"reads a value from the device",
-    "transfer": r"moves the same .* MB to the device",
     "gap": r"is not implemented for TPUs|on TPUs",
     "gradients": r"no gradient at any step",
     "device": r"on the CPU, not on the (TPU|GPU)|the optimizer changes .* on the CPU",
@@ -142,18 +141,6 @@ FAULTY: dict[str, str] = {
             "a weight beside the model",
         ],
     ),
-    # -- a batch of another shape
-    "the last batch of a loader": """\
-model, opt = make()
-data = DataLoader(TensorDataset(rows(40)), batch_size=16)
-for epoch in range(2):
-    for x, in data:
-        x = x.to(device)  #! recompiled
-        loss = model(x).square().mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-""",
     "a boolean index": _loop(
         "x = rows().to(device)\nout = model(x)\n"
         "kept = out.detach()\nkept = kept[kept > 0]  #! recompiled\n"
@@ -197,11 +184,6 @@ x = rows().to(device)
 for step in range(3):
     opt.step(closure)  #! read
 """,
-    # -- data that is moved again
-    "the same batch again": _loop(
-        "x = data.to(device)  #! transfer\nloss = model(x).square().mean()",
-        before="data = rows()\n",
-    ),
     # -- operators
     "smooth_l1_loss": _loop(
         "x = rows().to(device)\nloss = F.smooth_l1_loss(model(x), y)  #! gap",
@@ -297,44 +279,13 @@ for step in range(4):
 }
 
 NOT_FINITE: dict[str, str] = {
-    "a logarithm of 0 in a module": """\
-class Log(nn.Module):
-    def forward(self, x):
-        return torch.log(x.abs() * self.scale)  #! nan
-
-log = Log()
-log.scale = 1.0
-model, opt = make()
-model.append(log)
-for step in range(5):
-    log.scale = 1.0 if step < 2 else 0.0
-    out = model(rows().to(device))
-    loss = out.square().mean()
-"""
-    + _update(),
-    "a loss": _loop(
-        "x = rows().to(device)\nout = model(x)\n"
-        "loss = out.square().mean() / torch.tensor(3.0 - step, device=device)  #! nan"
-    ),
-    "a gradient": """\
-model, opt = make()
-for step in range(4):
-    out = model(rows().to(device) * 0)
-    loss = (out - out.detach()).abs().sqrt().mean()
-    opt.zero_grad()
-    loss.backward()  #! nan
-    opt.step()
-""",
-    "the input of the model": _loop(
-        "x = rows()\nif step == 3:\n    x[0, 0] = float('nan')  #! nan\n"
-        "x = x.to(device)\nloss = model(x).square().mean()"
-    ),
+    **_of_torch_xla(programs.NOT_FINITE, list(programs.NOT_FINITE)),
     "a mask that is infinite on purpose": _loop(
         "out = model(rows().to(device))\n"
         "out = out.masked_fill(out > 9, float('-inf')).softmax(1)\n"
-        "loss = (out.sum() - out.sum() + 0.9 - step / 2).sqrt()  #! nan",
+        "loss = (out.sum() - out.sum() + 0.9 - step / 2).sqrt()",
         steps=5,
-    ),
+    ).replace("loss.backward()", "loss.backward()  #! nan"),
 }
 """Programs for --nan; only that finding is checked."""
 

@@ -74,16 +74,6 @@ def test_everything_is_as_before_after_it(nb: Kernel) -> None:
     assert nb.run(STATE).good().shown == expected
 
 
-def test_a_cell_that_fails_has_a_report_if_there_are_findings(nb: Kernel) -> None:
-    ran = nb.run("%%tpu_debug\nx = rows().to(device) * 2\nrows() @ rows()")
-    assert ran.error is not None
-    assert ran.displays == {}
-    failing = LOOP.replace("    value", "    assert step < 5\n    value")
-    ran = nb.run(f"%%tpu_debug{failing}")
-    assert "AssertionError" in ran.traceback
-    assert "reads a value" in ran.status
-
-
 def test_torch_compile_does_the_same_as_without_it(nb: Kernel) -> None:
     """The recorder adds no graph break, no compilation and no recompilation of its own."""
     cell = (

@@ -74,7 +74,6 @@ def test_operators_on_the_cpu_are_counted(device: torch.device) -> None:
     before = counters.read_counts()
     torch.linalg.eigvals(x)
     assert counters.read_counts().fallbacks > before.fallbacks
-    assert any("eig" in name for name in counters.slow_operations())
 
 
 def test_a_cpu_does_not_say_how_much_memory_it_has(device: torch.device) -> None:

@@ -105,8 +105,6 @@ WAYS: dict[str, Any] = {
 
 def _look() -> None:
     """On a host with a metadata server: the variables of each rank of each slice, as JSON."""
-    from torch_xla._internal import tpu
-
     from tpunb.backends.base import RankSetup
     from tpunb.backends.xla import xla_device
 
@@ -124,8 +122,7 @@ def _look() -> None:
                     os.environ.update({**kept, **make(kind, worker)})
                     world = LOCAL * SLICES[kind].hosts
                     xla_device.prepare_device(RankSetup("TPU", 0, world, local_rank, LOCAL))
-                    told = {name: os.environ[name] for name in os.environ if "TPU_" in name}
-                    ranks.append([told, xla_device.identify_rank().worker, tpu.worker_id()])
+                    ranks.append({name: os.environ[name] for name in os.environ if "TPU_" in name})
                 found.append([way, kind, worker, ranks])
         os.environ.clear()
         spmd = {**kept, **variables("v6e-16", 2), **presets("v6e-16", 2)}
@@ -156,7 +153,7 @@ def test_every_rank_of_every_slice_has_its_own_chip(found: list[Any]) -> None:
     for way, kind, worker, told in ranks:
         ports = range(8476, 8476 + LOCAL)
         every = ",".join(f"{ip}:{port}" for ip in addresses(kind) for port in ports)
-        for local_rank, (env, kept, asked_again) in enumerate(told):
+        for local_rank, env in enumerate(told):
             expected = {
                 "CLOUD_TPU_TASK_ID": str(worker * LOCAL + local_rank),
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
@@ -166,10 +163,6 @@ def test_every_rank_of_every_slice_has_its_own_chip(found: list[Any]) -> None:
                 "TPU_VISIBLE_CHIPS": str(local_rank),
             }
             assert expected.items() <= env.items(), (way, kind, worker, local_rank, env)
-            assert kept == worker
-            # torch_xla itself returns this process's number if variables contain it.
-            by_metadata = way.startswith("metadata")
-            assert asked_again == (worker if by_metadata else worker * LOCAL + local_rank)
 
 
 def test_a_process_that_drives_a_whole_host_keeps_what_the_platform_has_set(

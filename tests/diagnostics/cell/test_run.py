@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.diagnostics.cell.programs import PRELUDE
-from tests.drivers.kernel import Kernel, kernel, until
+from tests.drivers.kernel import Kernel, kernel
 
 pytestmark = pytest.mark.usefixtures("lent")
 
@@ -30,7 +30,7 @@ after = True
 @pytest.fixture(scope="module")
 def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     folder = tmp_path_factory.mktemp("cell")
-    with kernel(folder, file="a.ipynb") as notebook:  # a front end that can be asked for input
+    with kernel(folder, file="a.ipynb") as notebook:
         notebook.run(f"%load_ext tpunb\n%tpu_setup --no-warm\n{PRELUDE}").good()
         yield notebook
 
@@ -80,45 +80,6 @@ def test_no_report(nb: Kernel) -> None:
     assert ran.stdout == "stopped after 3 steps (--steps)\n"
 
 
-def test_the_debugger_opens_in_the_notebooks_line(nb: Kernel) -> None:
-    source = "%%tpu_debug --pdb\ndef f(n):\n    m = n\n    return rows().view(m)\nf(7)"
-    ran = nb.send(source)
-    for answer in ("p m", "up", "p 'in f' if 'm' in dir() else 'in the cell'", "q"):
-        question = until(lambda: _question(nb, ran), "the debugger's prompt")
-        assert question == "ipdb> "
-        nb.client.input(answer)
-    nb.wait(ran)
-    assert ran.stdout.startswith("RuntimeError: shape '[7]' is invalid")
-    assert "\n7\n" in ran.stdout
-    assert "'in the cell'" in ran.stdout
-    assert ran.error is not None
-    assert ran.error["ename"] == "RuntimeError"
-
-
-def _question(nb: Kernel, ran: object) -> str:
-    import queue
-
-    nb.read(ran, timeout=0.1)  # type: ignore[arg-type]
-    try:
-        return str(nb.client.get_stdin_msg(timeout=0.1)["content"]["prompt"])
-    except queue.Empty:
-        return ""
-
-
-def test_pdb_without_input_prints_a_message(nb: Kernel) -> None:
-    content = nb.client.execute("%%tpu_debug --pdb\n1 / 0", allow_stdin=False)
-    reply = nb.client._recv_reply(content, timeout=120)
-    assert reply["content"]["ename"] == "ZeroDivisionError"
-    out = []
-    while True:
-        message = nb.client.get_iopub_msg(timeout=120)
-        if message["parent_header"].get("msg_id") == content:
-            out.append(message["content"].get("text", ""))
-            if message["content"].get("execution_state") == "idle":
-                break
-    assert "this front end takes no input" in "".join(out)
-
-
 def test_a_trace_is_written_next_to_the_runs(nb: Kernel) -> None:
     ran = nb.run(f"%%tpu_debug --profile --steps 3{LOOP}").good()
     [trace] = nb.folder.glob("runs/profile-*/plugins/profile/*/*.xplane.pb")
@@ -136,15 +97,6 @@ def test_a_cell_that_fails_has_a_report_only_if_there_are_findings(nb: Kernel) -
     ran = nb.run(f"%%tpu_debug{failing}")
     assert "AssertionError" in ran.traceback
     assert ".item() reads a value" in ran.status
-
-
-def test_it_is_html_in_a_notebook(nb: Kernel) -> None:
-    ran = nb.run(f"%%tpu_debug --steps 4{LOOP}").good()
-    [bundle] = ran.displays.values()
-    html = bundle["text/html"]
-    assert "<code>value = loss.item()</code>" in html
-    assert "<code>tpunb.log(step, loss=loss)</code>" in html
-    assert "<script" not in html
 
 
 def test_everything_is_as_before_after_it(nb: Kernel) -> None:

@@ -74,24 +74,6 @@ def test_a_rule_ranks_before_those_that_it_explains() -> None:
             assert diagnose(text, table=silent) != diagnose(text), (rule.id, other)
 
 
-def test_a_harmless_line_above_does_not_silence_the_answer() -> None:
-    printed = "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'\n"
-    ignored = (
-        "Exception ignored in: <_io.TextIOWrapper name='<stdout>'>\nBrokenPipeError: [Errno 32]\n"
-    )
-    destructor = (
-        "Exception ignored in: <function Pool.__del__>\nTraceback (most recent call last):\n"
-        '  File "pool.py", line 268, in __del__\n    self._change_notifier.put(None)\n'
-        "OSError: [Errno 9] Bad file descriptor\n"
-    )
-    for rule in IDS:
-        ended, text = read(EXAMPLES / f"{rule}.log")
-        alone = answer(EXAMPLES / f"{rule}.log")[0]
-        for above in (printed, ignored, destructor):
-            found = diagnose(f"{above}step 1\n{text}", ended)
-            assert [one.id for one in found][:1] == [alone], (rule, above)
-
-
 def test_harmless_lines_do_not_match() -> None:
     for rule in IDS:
         for line in RULES[rule].harmless:

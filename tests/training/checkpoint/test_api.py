@@ -127,19 +127,6 @@ def test_checkpoint_unpacks_into_state_and_step() -> None:
     assert repr(loaded()).startswith("Checkpoint(step=3, path=")
 
 
-def test_load_of_a_file_of_the_first_versions_whose_name_has_no_checksum() -> None:
-    save("x", 1)
-    path = files()[0]
-    path = path.rename(path.with_name(f"{path.stem[:-9]}.pt"))
-    save("y", 2)
-    assert [loaded(step=step).state for step in (1, 2)] == ["x", "y"]
-    content = path.read_bytes()
-    for broken in (b"", content[:-30], content.replace(b"x", b"z")):
-        path.write_bytes(broken)
-        with pytest.raises(CheckpointError, match="no complete checkpoint of step 1"):
-            load(step=1)
-
-
 def test_plain_torch_reads_the_file() -> None:
     save({"x": torch.ones(3)}, 3)
     assert torch.equal(torch.load(files()[0])["x"], torch.ones(3))

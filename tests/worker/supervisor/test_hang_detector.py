@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,7 @@ from tpunb.runs import heartbeat
 from tpunb.runs.directory import RunDir
 from tpunb.runs.heartbeat import Heartbeat
 from tpunb.utils.processes import Work
-from tpunb.worker.supervisor.hang_detector import (
-    BUSY,
-    LONG_WAIT,
-    MOST_NOTES,
-    MOST_WORK,
-    MOVED,
-    HangDetector,
-)
+from tpunb.worker.supervisor.hang_detector import BUSY, MOST_WORK, MOVED, HangDetector
 
 TIMEOUT = 6.0
 
@@ -26,7 +18,7 @@ TIMEOUT = 6.0
 class Ranks:
     """Two ranks, and a clock that advances in steps of half a second."""
 
-    def __init__(self, folder: Path, *, prelude: bool = False, timeout: float = TIMEOUT) -> None:
+    def __init__(self, folder: Path, *, prelude: bool = False) -> None:
         self.run = RunDir(folder)
         self.time = 100.0
         self.work = {0: Work(50.0, 10**9), 1: Work(50.0, 10**9)}
@@ -36,7 +28,7 @@ class Ranks:
             self.run,
             0,
             range(2),
-            timeout,
+            TIMEOUT,
             lambda: self.work,
             prelude=prelude,
             clock=lambda: self.time,
@@ -146,49 +138,3 @@ def test_no_hang_in_a_prelude_run_by_the_ranks(tmp_path: Path) -> None:
     assert not ranks.hung_after(600.0)
     ranks.beat(0, Heartbeat(train=1))
     assert ranks.hung_after(TIMEOUT + 1)
-
-
-INSIDE = Heartbeat(train=1, collectives_begun=1)
-OUTSIDE = Heartbeat(train=1)
-
-
-def test_a_long_wait_is_noted_once_for_each_collective(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, timeout=10_000.0)
-    for number in range(1, MOST_NOTES + 2):
-        ranks.beat(0, Heartbeat(train=1, collectives_begun=number, collectives_ended=number - 1))
-        ranks.beat(
-            1, Heartbeat(train=1, collectives_begun=number - 1, collectives_ended=number - 1)
-        )
-        ranks.hung_after(LONG_WAIT)
-        assert ranks.detector.long_wait() is None
-        ranks.hung_after(1.0)
-        expected = ([0], [1]) if number <= MOST_NOTES else None
-        assert ranks.detector.long_wait() == expected
-        assert ranks.detector.long_wait() is None
-
-
-def test_a_long_wait_is_noted_where_no_run_is_hung(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, timeout=0.0)
-    ranks.beat(0, INSIDE)
-    ranks.beat(1, OUTSIDE)
-    assert not ranks.hung_after(LONG_WAIT + 1)
-    assert ranks.detector.long_wait() == ([0], [1])
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        INSIDE,  # all are there
-        replace(OUTSIDE, compilations_begun=1),  # it will come
-        None,  # not there yet
-    ],
-)
-def test_long_wait_without_information_is_not_noted(
-    tmp_path: Path, other: Heartbeat | None
-) -> None:
-    ranks = Ranks(tmp_path, timeout=10_000.0)
-    ranks.beat(0, INSIDE)
-    if other is not None:
-        ranks.beat(1, other)
-    ranks.hung_after(LONG_WAIT + 1)
-    assert ranks.detector.long_wait() is None

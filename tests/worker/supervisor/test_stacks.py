@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -82,61 +81,18 @@ def write(run: RunDir, train: str) -> RunSpec:
     return RunSpec("id", "n", 1, "CPU", "/", (), script.blocks)
 
 
-def install_py_spy(run: RunDir, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a stand-in for py-spy on the PATH."""
-    spy = run.path.parent / "bin" / "py-spy"
-    spy.parent.mkdir()
-    spy.write_text(script)
-    spy.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{spy.parent}:{os.environ['PATH']}")
-
-
-def collect(run: RunDir, rank: processes.Process, *, native: bool = True) -> None:
-    collection = stacks.StackCollection(run, 0, {0: rank}, native=native)
-    until(collection.advance, "the stacks")
-
-
 def where(run: RunDir, spec: RunSpec, rank: processes.Process) -> str:
-    collect(run, rank, native=False)
+    until(stacks.StackCollection(run, 0, {0: rank}).advance, "the stacks")
     return stacks.describe_stacks(run, spec, 0, {0: rank})[0]
 
 
 def test_stacks_of_a_rank_that_writes_slowly(run: RunDir, begin: Begin) -> None:
     spec = write(run, "import sleep\nsleep.nap()")
     words = "rank 0: in sleep.nap, cell [1], line 2: sleep.nap()"
-    rank = begin(SLOW)
-    assert where(run, spec, rank) == words
-    with open(run.stacks(0, 0), "a") as file:  # as py-spy 0.4.3 has written it
-        file.write(
-            "\n--- native (py-spy) ---\nProcess 9938: python\n"
-            'Thread 9938 (active+gil): "MainThread"\n    sre_ucs1_match (libpython3.11.so.1.0)\n'
-            "    <module> (script.py:3)\n    main (tpunb/worker/rank.py:77)\n"
-        )
-    assert stacks.describe_stacks(run, spec, 0, {0: rank})[0] == words
+    assert where(run, spec, begin(SLOW)) == words
 
 
 def test_stacks_of_a_deep_recursion_still_name_the_cell_line(run: RunDir, begin: Begin) -> None:
     spec = write(run, "def fall(n):\n    fall(n - 1) if n else down(0)\nfall(150)")
     words = "cell [1], line 2: fall(n - 1) if n else down(0)"
     assert words in where(run, spec, begin(DEEP))
-
-
-def test_stacks_collection_if_py_spy_cannot_start(
-    run: RunDir, begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_py_spy(run, monkeypatch, "#!/no/such/shell\n")
-    write(run, "import sleep\nsleep.nap()")
-    collect(run, begin(SLOW))
-    assert "native (py-spy)" not in run.stacks(0, 0).read_text()
-
-
-def test_stacks_of_native_code_are_cut_off_after_a_timeout(
-    run: RunDir, begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_py_spy(run, monkeypatch, "#!/bin/sh\necho Process $4\nexec sleep 600\n")
-    monkeypatch.setattr(stacks, "_NATIVE_WAIT", 0.5)
-    write(run, "import sleep\nsleep.nap()")
-    rank = begin(SLOW)
-    collect(run, rank)
-    assert "Process" in (written := run.stacks(0, 0).read_text())
-    assert written.endswith("\n(cut off after 0.5 s)\n")

@@ -31,8 +31,6 @@ class CompiledFrame:
     line: int
     """The first line of the function."""
     seconds: float
-    operations: int
-    """Of its graph."""
     reason: str
     """Why it was compiled again; "" for the first time."""
     given_up: str
@@ -129,7 +127,6 @@ class CompileWatch:
             file=metrics.co_filename,
             line=metrics.co_firstlineno,
             seconds=metrics.entire_frame_compile_time_s or 0.0,
-            operations=metrics.graph_op_count or 0,
             reason=str(metrics.recompile_reason or ""),
             given_up=str(metrics.fail_reason or ""),
             given_up_line=metrics.fail_user_frame_lineno or 0,

@@ -9,13 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["FakeTensor", "FunctionalTensor", "TorchDispatchMode", "functorch", "version_of"]
+__all__ = ["FakeTensor", "FunctionalTensor", "TorchDispatchMode", "functorch"]
 
 _torch: Any = torch
 functorch: Any = _torch._C._functorch
 """Tells tensors of vmap and grad."""
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place."""
-    return tensor._version

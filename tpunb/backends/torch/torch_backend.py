@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpunb.backends import loader_waits
-from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.base import RankSetup
 from tpunb.backends.rehearsal import install
 from tpunb.backends.rehearsal.agent import Agent
 from tpunb.backends.rehearsal.c10d_stores import ProcessGroupStores
@@ -70,12 +70,6 @@ class TorchBackend:
         """Choose this rank's GPU for code that says "cuda" without a number."""
         if setup.device == "GPU":
             sys.modules["torch"].cuda.set_device(setup.local_rank)
-
-    def identity(self) -> RankIdentity:
-        """The numbers of torch elastic."""
-        numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
-        host, local_rank, rank = numbers
-        return RankIdentity(host, None, local_rank, rank, None)
 
     def counts(self) -> Counts:
         """Optimizer steps and compilations."""

@@ -124,25 +124,5 @@ def _all_tensors() -> int:
     return _metrics().counter_value(CREATE_TENSOR) or 0
 
 
-def slow_operations() -> dict[str, int]:
-    """How often each operator that makes a loop wait has run on the CPU, by torch's name of it.
-
-    torch_xla counts the reading of a number as such an operator: `aten::_local_scalar_dense`.
-    """
-    metrics = _metrics()
-    return {name: metrics.counter_value(name) or 0 for name in metrics.executed_fallback_ops()}
-
-
-def describe_slow_operation(name: str) -> str:
-    """Why a loop is slow that runs this operator of `slow_operations` at every step."""
-    if name == READ_SCALAR:
-        return (
-            "a number is read from the device at every step (.item(), print, a condition), and "
-            "the loop waits for it; %%tpu_debug names the line"
-        )
-    operator = name.removeprefix("aten::")
-    return f"{operator} runs on the CPU at every step, because XLA does not have it"
-
-
 def _metrics() -> Any:
     return sys.modules.get(METRICS) or importlib.import_module(METRICS)

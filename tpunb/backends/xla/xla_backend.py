@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tpunb.backends import loader_waits
-from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.base import RankSetup
 from tpunb.backends.xla import counters, loaders, restored_names, runtime, xla_device
 from tpunb.runs.heartbeat import Counts
 from tpunb.runs.spec import BackendName, Device
@@ -49,10 +49,6 @@ class XlaBackend:
     def start(self, setup: RankSetup) -> None:
         """Start the runtime on a TPU."""
         xla_device.start_device(setup)
-
-    def identity(self) -> RankIdentity:
-        """The numbers of torch elastic and of torch_xla."""
-        return xla_device.identify_rank()
 
     def counts(self) -> Counts:
         """torch_xla's counters."""

@@ -6,9 +6,9 @@ import os
 import sys
 from typing import Any
 
-from tpunb.backends.base import RankIdentity, RankSetup
+from tpunb.backends.base import RankSetup
 from tpunb.backends.choice import require_one_host
-from tpunb.backends.xla import runtime, spmd, topology
+from tpunb.backends.xla import spmd, topology
 from tpunb.runs import heartbeat
 from tpunb.utils import addresses, env_vars
 
@@ -42,10 +42,6 @@ def prepare_device(setup: RankSetup) -> None:
         spmd.refuse_in_ranks()
 
 
-_worker: int | None = None
-"""The TPU worker number of this host, once it has been read."""
-
-
 def take_chip(local_rank: int, local_world_size: int, world_size: int) -> None:
     """Set the variables of this process and its chip, as torch_xla's own launcher does.
 
@@ -64,11 +60,8 @@ def take_chip(local_rank: int, local_world_size: int, world_size: int) -> None:
     os.environ.setdefault(xenv.PJRT_LOCAL_PROCESS_COUNT, str(local_world_size))
     if world_size == 1:
         tpu.configure_one_chip_topology()
-        return
-    global _worker
-    # Afterwards torch_xla may return the number of this process instead, from variables.
-    _worker = tpu.worker_id()
-    tpu.configure_topology(local_rank, local_world_size)
+    else:
+        tpu.configure_topology(local_rank, local_world_size)
 
 
 def keep_compiled(local_rank: int, local_world_size: int) -> None:
@@ -127,18 +120,6 @@ def start_runtime_with_others() -> None:
     devices: list[Any] = xm.get_xla_supported_devices()  # names, which are accepted as well
     xm.set_replication(torch_xla.device(), devices)
     spmd.check_devices()
-
-
-def identify_rank() -> RankIdentity:
-    """This rank's numbers, from torch elastic's variables and from torch_xla."""
-    ordinal = None
-    if runtime.is_running() and not spmd.is_on(os.environ):
-        import torch_xla.runtime as xr
-
-        ordinal = xr.global_ordinal()
-    numbers = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "LOCAL_RANK", "RANK"))
-    host, local_rank, rank = numbers
-    return RankIdentity(host, _worker, local_rank, rank, ordinal)
 
 
 def count_chips() -> int:

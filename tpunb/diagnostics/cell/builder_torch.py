@@ -76,7 +76,6 @@ class TorchReportBuilder(ReportBuilder):
             *self._given_up(),
             *self._reads(),
             *self._new_shapes(),
-            *self._moved_again(),
         ]
 
     def _facts(self) -> list[str]:
@@ -224,18 +223,6 @@ class TorchReportBuilder(ReportBuilder):
                 gap.instead,
                 math.inf,
             )
-
-    def _moved_again(self) -> Iterator[Issue]:
-        for transfer in self._recorder.transfers.values():
-            if self._is_frequent(transfer):
-                yield Issue(
-                    "transfer",
-                    f"moves the same {transfer.size / 2**20:.2g} MB to the device, "
-                    f"{self._often(transfer)} ({describe_seconds(transfer.seconds)})",
-                    self._at(transfer.place),
-                    "move it once, before the loop",
-                    transfer.seconds,
-                )
 
     # -- optimizers
 

@@ -25,8 +25,6 @@ from tpunb.utils.frame_locals import is_function, locals_of
 
 _FIRST = 3
 """Number of first steps of an optimizer that are all inspected; then the 4th, 8th, 16th, …"""
-_MOST_OPERATORS = 4096
-"""Answers of the device that are kept until they are read, at the latest."""
 _REDUCING = ("DistributedDataParallel", "FullyShardedDataParallel", "XlaFullyShardedDataParallel")
 
 
@@ -193,25 +191,11 @@ class NotFinite:
     step: int
 
 
-@dataclass
-class _Operator:
-    name: str
-    place: SourceLine | None
-    position: int
-    """How many checks were made before it."""
-    bad: torch.Tensor
-    """Whether its result has a NaN, and an infinity."""
-
-
 class FiniteCheck:
     """Finds the first module and step with a value that is not finite (`--nan`).
 
     For each module output and each gradient, the device computes whether all values are finite; the
     answers are read once per step. Programs therefore differ from those without `--nan`.
-
-    `operator` does the same for each operator of a recorder that sees them: the first one that is
-    not finite is the origin, if what follows from it is not finite either. (An infinite mask is
-    not, by itself.)
     """
 
     def __init__(self, recorder: Recorder, gradients: Gradients) -> None:
@@ -220,7 +204,6 @@ class FiniteCheck:
         self._flags: list[torch.Tensor] = []
         self._what: list[tuple[str, Any, SourceLine | None, int]] = []
         self._answers: torch.Tensor | None = None
-        self._operators: list[_Operator] = []
         self.first: NotFinite | None = None
 
     @contextlib.contextmanager
@@ -257,20 +240,6 @@ class FiniteCheck:
             if parameter.grad is not None:
                 self._check(f"the gradient of {name}", None, parameter.grad)
 
-    def operator(self, name: str, place: SourceLine | None, result: Any) -> None:
-        """Check what an operator returns. `name`: 'log()'."""
-        with self._recorder.quiet():
-            if self.first is not None:
-                return
-            with torch.no_grad():
-                for tensor in result if isinstance(result, (list, tuple)) else [result]:
-                    if _has_values(tensor):
-                        bad = torch.stack([tensor.isnan().any(), tensor.isinf().any()])
-                        self._operators.append(_Operator(name, place, len(self._flags), bad))
-            if len(self._operators) > _MOST_OPERATORS:
-                self._compute()
-                self._read()
-
     def _check(self, what: str, module: torch.nn.Module | None, value: Any) -> None:
         if self.first is not None:
             return
@@ -294,24 +263,8 @@ class FiniteCheck:
                 if not all(answers):
                     number = answers.index(False)
                     what, module, place, step = self._what[number]
-                    what = self._named(what, module)
-                    if (origin := self._origin(number)) is not None:
-                        what, place = f"{origin.name}, then {what}", origin.place
-                    self.first = NotFinite(what, place, step)
-        self._operators = []
+                    self.first = NotFinite(self._named(what, module), place, step)
         self._flags, self._what, self._answers = [], [], None
-
-    def _origin(self, number: int) -> _Operator | None:
-        """The first operator with a NaN, otherwise with an infinity, before a failed check."""
-        before = [operator for operator in self._operators if operator.position <= number]
-        if not before:
-            return None
-        bad = torch.stack([operator.bad.cpu() for operator in before]).tolist()
-        for kind in (0, 1):
-            for operator, flags in zip(before, bad, strict=True):
-                if flags[kind]:
-                    return operator
-        return None
 
     def _named(self, what: str, module: torch.nn.Module | None) -> str:
         if module is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import time
-import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 
 from tpunb.backends.engine_watch import EngineWatch
 from tpunb.backends.torch.compilations import CompileWatch
-from tpunb.backends.torch.inside import TorchDispatchMode, version_of
+from tpunb.backends.torch.inside import TorchDispatchMode
 from tpunb.backends.torchtpu.gaps import find_gap
 from tpunb.diagnostics.cell import frames, operations
 from tpunb.diagnostics.cell.frames import SourceLine
@@ -41,16 +40,6 @@ class GapStats(LineStats):
 
     problem: str = ""
     instead: str = ""
-
-
-@dataclass
-class Transfer(LineStats):
-    """Copies of one tensor to the device."""
-
-    tensor: weakref.ref[torch.Tensor] | None = None
-    version: int = 0
-    size: int = 0
-    """Bytes."""
 
 
 @dataclass
@@ -80,14 +69,12 @@ class TorchRecorder(Recorder, TorchDispatchMode):
         super().__init__(files, stop_after)
         self._on_tpu = on_tpu
         self.gaps: dict[LineKey, GapStats] = {}
-        self.transfers: dict[SourceLine | None, Transfer] = {}
         self.started: list[Started] = []
         self.overwritten: set[int] = set()
         """The id() of tensors whose values were replaced, until `Updates` removes them."""
         self.in_backward = False
         self.reduced = False
         """True if a collective has run since the last optimizer step."""
-        self.after_operator: list[Callable[[str, object, SourceLine | None], None]] = []
         self.compile = CompileWatch(self._compiling)
         self._lines: dict[_Key, dict[_Signature, int]] = {}
         """What each operator of each line was called with, and in which step first."""
@@ -163,22 +150,18 @@ class TorchRecorder(Recorder, TorchDispatchMode):
             self.used_device = True
             op = Op(name, place, self.in_optimizer, given, described)
             if not compiled:
-                self._note(op, args, ended - called)
+                self._note(op, ended - called)
         self._own += time.perf_counter() - ended + called - begun
-        for act in self.after_operator:
-            act(name, result, place)
         return result
 
-    def _note(self, op: Op, args: tuple[Any, ...], seconds: float) -> None:
+    def _note(self, op: Op, seconds: float) -> None:
         taken, left = operations.on_device(op.given), not operations.on_device(op.result)
         if taken and left and (op.name in _READING or operations.on_cpu(op.result)):
             self._note_read(op, seconds)
-            return
-        if op.moves or (op.name == "copy_" and operations.on_cpu(op.given[1:2])):
-            self._note_transfer(op, args, seconds)
-        self._note_shapes(op)
+        else:
+            self._note_shapes(op)
 
-    # -- values that leave the device, and data that is moved to it
+    # -- values that leave the device
 
     def _note_read(self, op: Op, seconds: float) -> None:
         copied = operations.on_cpu(op.result)
@@ -189,20 +172,6 @@ class TorchRecorder(Recorder, TorchDispatchMode):
     def _add_read(self, name: str, place: SourceLine | None, seconds: float) -> None:
         if not frames.reads_on_purpose():
             self.reads.setdefault((name, place), LineStats(name, place)).add(self.step, seconds)
-
-    def _note_transfer(self, op: Op, args: tuple[Any, ...], seconds: float) -> None:
-        tensor = args[1] if op.name == "copy_" else args[0]
-        if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
-            return
-        known = self.transfers.get(op.place)
-        same = known is not None and known.tensor is not None and known.tensor() is tensor
-        if known is None or not same or known.version != version_of(tensor):
-            size = tensor.numel() * tensor.element_size()
-            known = Transfer(
-                op.name, op.place, tensor=weakref.ref(tensor), version=version_of(tensor), size=size
-            )
-            self.transfers[op.place] = known
-        known.add(self.step, seconds)
 
     # -- shapes, each of which is a program of its own on a TPU
 

@@ -9,20 +9,19 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from IPython.core.error import StdinNotImplementedError  # IPython's name for "no input here"
 from IPython.core.interactiveshell import InteractiveShell
 
 from tpunb.backends import launchers
 from tpunb.backends.xla import spmd
 from tpunb.diagnostics.cell.frames import StepsDone
-from tpunb.diagnostics.cell.places import Places, cell_files, remember_cell
+from tpunb.diagnostics.cell.places import Places, remember_cell
 from tpunb.diagnostics.cell.report import DebugReport
 from tpunb.notebook.errors import ConversionError
 from tpunb.runs import directory, ownership
@@ -60,8 +59,6 @@ class DebugSettings:
     """Stop after this many steps of the training loop."""
     nan: bool = False
     """Find the first value that is not finite."""
-    pdb: bool = False
-    """Open the debugger where an exception was raised."""
     profile: Path | None = None
     """Write an xprof trace of torch_xla into this folder."""
     backend: BackendName = "xla"
@@ -85,8 +82,6 @@ def run_cell(shell: InteractiveShell, cell: str, options: DebugSettings | None =
     except StepsDone:
         return None
     except BaseException as error:
-        if options.pdb and isinstance(error, Exception):
-            open_debugger(shell, error, cell_files(shell))
         _show_without_us(shell, error, body.co_filename)
         if _QUEUES in str(error) and options.backend == "xla":
             print(_BACKWARD_BEFORE_XLA, file=sys.stderr)
@@ -283,27 +278,6 @@ def watching(
     stack.callback(names.end)
     with stack:
         yield lambda: reports[0]() if reports else None
-
-
-def open_debugger(shell: InteractiveShell, error: BaseException, files: Container[str]) -> None:
-    """Open IPython's debugger at the innermost notebook line of an exception (`--pdb`).
-
-    `files`: the names under which the notebook's cells were compiled. Prints a message if the
-    front end does not support input.
-    """
-    shown = _joined(frame for frame in _frames(error) if _file(frame) in files)
-    if shown is None:
-        return
-    print(f"{type(error).__name__}: {error}")
-    debugger = shell.InteractiveTB.debugger_cls()
-    debugger.reset()
-    debugger.botframe = shown.tb_frame
-    try:
-        debugger.interaction(None, shown)
-    except StdinNotImplementedError:  # from ipykernel, if the front end does not support input
-        print(
-            "--pdb: this front end takes no input (papermill, nbclient), so no debugger was opened"
-        )
 
 
 def new_profile_folder(runs: Path) -> Path:

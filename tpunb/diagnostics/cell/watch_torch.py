@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from tpunb.diagnostics.cell import frames
-from tpunb.diagnostics.cell.builder import called
 from tpunb.diagnostics.cell.builder_torch import TorchReportBuilder
-from tpunb.diagnostics.cell.frames import SourceLine
 from tpunb.diagnostics.cell.gradients import FiniteCheck, Gradients
 from tpunb.diagnostics.cell.places import Places
 from tpunb.diagnostics.cell.recorder_torch import TorchRecorder
@@ -65,17 +63,5 @@ def watch(
     stack.enter_context(gradients.watching())
     finite = FiniteCheck(recorder, gradients) if nan else None
     if finite is not None:
-        stack.enter_context(_checking(recorder, finite))
+        stack.enter_context(finite.watching())
     return TorchReportBuilder(recorder, gradients, places, finite, updates, on_tpu).report
-
-
-@contextlib.contextmanager
-def _checking(recorder: TorchRecorder, finite: FiniteCheck) -> Any:
-    def check(name: str, result: object, place: SourceLine | None) -> None:
-        if not name.startswith(("empty", "new_empty", "lift_fresh")):
-            backward = " of the backward pass" if recorder.in_backward else ""
-            finite.operator(f"{called(name)}{backward}", place, result)
-
-    recorder.after_operator.append(check)
-    with finite.watching():
-        yield

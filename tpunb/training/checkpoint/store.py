@@ -36,7 +36,7 @@ from tpunb.utils.text import size
 
 _NAME = re.compile(
     r"(\d{6,})-step-(\d+)-([0-9a-f]{8})(?:\.(\d+)-(rank|shard)-(\d+)-of-(\d+))?"
-    r"(?:-([0-9a-f]{8}))?\.pt"  # without a CRC: files of the first versions of tpunb
+    r"-([0-9a-f]{8})\.pt"
 )
 _ABANDONED = 60.0
 """Seconds after which a temporary file that no process has locked was not created just now."""
@@ -264,10 +264,9 @@ def file_name(number: int, step: int, group: str, part: CheckpointPart | None, c
     return f"{number:06d}-step-{step}-{group}{suffix}-{crc:08x}.pt"
 
 
-def crc_in(name: str) -> int | None:
-    """Return the CRC-32 in the name of a checkpoint file; None if it has none."""
-    match = _NAME.fullmatch(name)
-    return int(match[8], 16) if match is not None and match[8] else None
+def crc_in(name: str) -> int:
+    """Return the CRC-32 in the name of a checkpoint file."""
+    return int(name[-11:-3], 16)
 
 
 def group_files(names: Iterable[str]) -> list[StoredCheckpoint]:

@@ -104,8 +104,8 @@ class Arm:
             case ShutDown(grace, of_attempt):
                 self._stopping = self._stopping or not of_attempt
                 self.node.shut_down(grace, of_attempt=of_attempt)
-            case CollectStacks(native):
-                self.node.collect_stacks(native=native)
+            case CollectStacks():
+                self.node.collect_stacks()
             case Alive():
                 pass
             case _:

@@ -9,7 +9,6 @@
 Activity is a line of output; anything that a heartbeat counts (a step, a collective, a metric, a
 batch of tpunb.track); a running compilation or write; or, if ranks run the prelude themselves, that
 no train cell has begun. Work is processor time, and bytes read or written.
-If some ranks are in a collective for LONG_WAIT and others are not, `long_wait` reports it once.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ from tpunb.utils.processes import Work
 
 INTERVAL = 0.5
 """Seconds between two reads of the ranks' heartbeats."""
-LONG_WAIT = 15.0
-"""Seconds in one collective before the ranks that are waiting, and for whom, are reported."""
-MOST_NOTES = 3
-"""Reports of long waits in an attempt: waits may be intended (rank 0 evaluates every epoch)."""
 MISSED = 5.0
 """A gap between two checks longer than this, in seconds, is not counted as silence: the supervisor
 was stopped, and perhaps everything else with it."""
@@ -68,9 +63,6 @@ class HangDetector:
         self._work = work
         self._clock = clock
         self._beats: dict[int, Heartbeat | None] = {}
-        self._entered = dict.fromkeys(ranks, (0, clock()))
-        """The latest collective that each rank has begun, and when that was noticed."""
-        self._noted: set[int] = set()
         self._hung = False
         """The result of the last check."""
         self._next = clock()
@@ -104,9 +96,6 @@ class HangDetector:
         in_prelude = self._prelude and not begun
         if beats != self._beats or in_prelude or any(b.compiling or b.writing for b in begun):
             self.note_activity()
-        for rank, beat in beats.items():
-            if beat is not None and beat.collectives_begun != self._entered[rank][0]:
-                self._entered[rank] = (beat.collectives_begun, now)
         self._beats = beats
         self._hung = self._is_idle(now)
         return self._hung
@@ -134,23 +123,3 @@ class HangDetector:
             for rank, work in before.items()
             if rank in after
         )
-
-    def long_wait(self) -> tuple[list[int], list[int]] | None:
-        """Ranks that have waited long in a collective, and the ranks that they wait for.
-
-        None if there are none, or if this collective was reported before. Works in rehearsals
-        only: on a TPU no collective is counted. A rank that compiles is still on its way.
-        """
-        beats = self._beats
-        inside = {r: b for r, b in beats.items() if b and b.collectives_begun > b.collectives_ended}
-        outside = {r: b for r, b in beats.items() if r not in inside}
-        if not inside or not outside or any(b is None or b.compiling for b in outside.values()):
-            return None
-        first = min(inside, key=lambda rank: self._entered[rank][1])
-        number, since = self._entered[first]
-        if number in self._noted or len(self._noted) == MOST_NOTES:
-            return None
-        if self._clock() - since < LONG_WAIT:
-            return None
-        self._noted.add(number)
-        return list(inside), list(outside)

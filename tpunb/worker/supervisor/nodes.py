@@ -97,7 +97,7 @@ class Node(ABC):
         """Begin the shutdown sequence, or continue it: see `ShutDown`."""
 
     @abstractmethod
-    def collect_stacks(self, *, native: bool) -> None:
+    def collect_stacks(self) -> None:
         """Have the living ranks write their stacks; `StacksCollected` is reported at the end."""
 
     def drop_stacks(self) -> None:  # noqa: B027 (nothing to do behind a pipe)
@@ -211,16 +211,11 @@ class LocalNode(Node):
             clock=self._clock,
         )
 
-    def collect_stacks(self, *, native: bool) -> None:
-        self.drop_stacks()
-        self._stacks = StackCollection(
-            self._dir, self._attempt, self._living(), native=native, clock=self._clock
-        )
+    def collect_stacks(self) -> None:
+        self._stacks = StackCollection(self._dir, self._attempt, self._living(), clock=self._clock)
 
     def drop_stacks(self) -> None:
-        if self._stacks is not None:
-            self._stacks.close()
-            self._stacks = None
+        self._stacks = None
 
     # Processes
 
@@ -371,7 +366,6 @@ class LocalNode(Node):
                 self.over = True
 
     def close(self) -> None:
-        self.drop_stacks()
         self.preemption.close()
         if self._meter is not None:
             self._meter.close()

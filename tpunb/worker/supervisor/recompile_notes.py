@@ -23,10 +23,10 @@ MOST = 6
 
 @dataclass
 class _PendingNote:
+    since: float
     ranks: list[int] = field(default_factory=list)
-    seconds: float | None = None
-    """Compile time; None for a note on something that the loop does at every step."""
-    since: float = 0.0
+    seconds: float = 0.0
+    """Compile time, in the rank that took the longest."""
 
 
 class RecompileNotes:
@@ -68,10 +68,9 @@ class RecompileNotes:
 
     def _add(self, rank: int, note: dict[str, Any], now: float) -> None:
         key, seconds = (note["step"], note["place"], note["what"]), note["seconds"]
-        pending = self._pending.setdefault(key, _PendingNote(since=now))
+        pending = self._pending.setdefault(key, _PendingNote(now))
         pending.ranks.append(rank)
-        if seconds is not None:
-            pending.seconds = max(pending.seconds or 0.0, seconds)
+        pending.seconds = max(pending.seconds, seconds)
 
     def _line(self, key: tuple[int, str, str]) -> str:
         pending = self._pending.pop(key)
@@ -82,6 +81,4 @@ class RecompileNotes:
         step, place, what = key
         everyone = len(pending.ranks) == len(self._tails) > 1
         who = "the ranks" if everyone else describe_ranks(pending.ranks)
-        if pending.seconds is None:
-            return f"{who}: {what} ({place})"
         return f"{who} recompiled at step {step} ({pending.seconds:.1f} s): {what} ({place})"

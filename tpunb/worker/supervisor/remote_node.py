@@ -153,8 +153,8 @@ class RemoteNode(Node):
             self.ended = self.over = True
             self._disconnect()
 
-    def collect_stacks(self, *, native: bool) -> None:
-        self._send(CollectStacks(native))
+    def collect_stacks(self) -> None:
+        self._send(CollectStacks())
 
     def states(self) -> list[RankState]:
         return list(self._states)

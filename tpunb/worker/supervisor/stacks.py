@@ -1,24 +1,17 @@
 """Collects the stacks of a hung run's ranks, and describes where each rank is.
 
-Standard library only. Python's frames come from faulthandler, which every rank registers for a
-signal and which writes even while C code holds the interpreter; native frames come from py-spy, if
-it is installed and permitted to read the process.
+Standard library only. The frames come from faulthandler, which every rank registers for a signal
+and which writes even while C code holds the interpreter.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from tpunb.runs.cell_lines import CellLines, read_block
 from tpunb.runs.directory import RunDir
@@ -33,10 +26,6 @@ DUMP = signal.SIGRTMIN + 9
 
 _WAIT = 5.0
 """Seconds for faulthandler, which writes frame by frame as soon as the signal is delivered."""
-_NATIVE_WAIT = 10.0
-"""Seconds for py-spy, which reads the debug information of torch's libraries."""
-_KILL_WAIT = 1.0
-"""Seconds for py-spy to end when it is killed; usually it takes milliseconds."""
 _OURS = "tpunb/worker/rank.py"
 """The module that runs the cells: its frames are below the notebook's, and are written later."""
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -59,10 +48,10 @@ class RankPlace:
 
 
 class StackCollection:
-    """Has the living ranks write their stacks to `stacks.txt`, and appends the native ones.
+    """Has the living ranks write their stacks to `stacks.txt`.
 
-    Never waits itself: `advance` is called until it returns True, after at most `_WAIT` +
-    `_NATIVE_WAIT` seconds of `clock`. `close` gives up what has not arrived.
+    Never waits itself: `advance` is called until it returns True, after at most `_WAIT` seconds of
+    `clock`.
     """
 
     def __init__(
@@ -71,12 +60,9 @@ class StackCollection:
         attempt: int,
         ranks: Mapping[int, Process],
         *,
-        native: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Send the ranks the signal on which they write their stacks."""
-        self._ranks = ranks
-        self._native = native
         self._clock = clock
         # A rank that has not made its file yet is still in the fork, and would die of the signal.
         self._files = {rank: path for rank in ranks if (path := run.stacks(attempt, rank)).exists()}
@@ -87,74 +73,15 @@ class StackCollection:
             if processes.process_state(ranks[rank]) != "T"
             and processes.send_signal(ranks[rank], DUMP)
         }
-        self._dumps: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         self._deadline = clock() + _WAIT
 
     def advance(self) -> bool:
         """Check what has arrived. True once nothing more is expected."""
-        late = self._clock() >= self._deadline
-        if self._waiting:
-            self._waiting = {rank for rank in self._waiting if not self._has_written(rank)}
-            if self._waiting and not late:
-                return False
-            self._waiting.clear()
-        if self._native:
-            self._native, late = False, False
-            self._deadline = self._clock() + _NATIVE_WAIT
-            self._start_native()
-        for rank in list(self._dumps):
-            self._read_native(rank, late=late)
-        return not self._dumps
-
-    def close(self) -> None:
-        """End the processes that were started for native stacks."""
-        self._native = False
-        for rank in list(self._dumps):
-            self._read_native(rank, late=True)
+        self._waiting = {rank for rank in self._waiting if not self._has_written(rank)}
+        return not self._waiting or self._clock() >= self._deadline
 
     def _has_written(self, rank: int) -> bool:
         return bool(_main_thread(_written(self._files[rank])[self._before[rank] :]))
-
-    def _start_native(self) -> None:
-        beside = Path(sys.executable).with_name("py-spy")
-        spy = str(beside) if beside.exists() else shutil.which("py-spy")
-        if spy is None:
-            return
-        for rank in self._files:
-            process = self._ranks[rank]
-            if not processes.is_alive(process):
-                continue
-            # A full disk, no memory for another process, or py-spy cannot be executed.
-            with suppress(OSError), ExitStack() as stack:
-                output = stack.enter_context(tempfile.TemporaryFile())
-                dump = subprocess.Popen(
-                    [spy, "dump", "--native", "--pid", str(process.pid)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-                self._dumps[rank] = dump, output
-                stack.pop_all()  # `_read_native` closes it
-
-    def _read_native(self, rank: int, *, late: bool) -> None:
-        """Append the native stack of a rank if it is complete, or late."""
-        dump, output = self._dumps[rank]
-        ended = dump.poll() is not None
-        if not ended and not late:
-            return
-        if not ended:
-            dump.kill()
-            with suppress(subprocess.TimeoutExpired):  # it hangs in a system call
-                dump.wait(_KILL_WAIT)
-        with output:
-            output.seek(0)
-            printed = output.read().decode("utf-8", "replace")
-        printed = printed or ("(py-spy printed nothing)" if ended else "")
-        cut = "" if ended else f"\n(cut off after {_NATIVE_WAIT:g} s)"
-        # The folder may have been deleted, or be read-only by now: the supervisor continues.
-        with suppress(OSError), open(self._files[rank], "a", encoding="utf-8") as file:
-            file.write(f"\n--- native (py-spy) ---\n{printed.strip()}{cut}\n")
-        del self._dumps[rank]
 
 
 def _written(path: Path) -> str:
@@ -243,7 +170,6 @@ def _main_thread(text: str) -> list[tuple[str, int, str]]:
     parts = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)
     threads = [(part, _FRAME.findall(part)) for part in parts]
     # The main thread comes last. Only the 100 innermost frames of a deep recursion are written.
-    # The part that py-spy adds has no such frames.
     ours = [frames for part, frames in threads if frames and (_OURS in part or _CUT.search(part))]
     return [(file, int(line), name) for file, line, name in ours[-1]] if ours else []
 

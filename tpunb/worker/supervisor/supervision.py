@@ -54,10 +54,10 @@ from tpunb.runs.protocol import (
 )
 from tpunb.runs.result import Failure, RunResult
 from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
-from tpunb.utils import files, records
+from tpunb.utils import files
 from tpunb.utils.processes import Work
 from tpunb.worker.supervisor import outcome, stacks
-from tpunb.worker.supervisor.hang_detector import LONG_WAIT, HangDetector
+from tpunb.worker.supervisor.hang_detector import HangDetector
 from tpunb.worker.supervisor.nodes import Node, NodeLost, Report
 from tpunb.worker.supervisor.outcome import ProcessExit, RunObservation
 from tpunb.worker.supervisor.recompile_notes import RecompileNotes
@@ -124,15 +124,12 @@ class Supervision:
         self._hang_detector: HangDetector | None = None
         self._recompile_notes: RecompileNotes | None = None
         self._hang: Failure | None = None
-        self._hang_found = False
-        """The run is hung; it is stopped when the stacks have been collected, or before."""
+        self._silence: float | None = None
+        """Seconds of it in a run that is hung, which is stopped with the stacks of its ranks."""
         self._collecting: set[int] = set()
         """The nodes whose stacks are being collected."""
-        self._report_stacks: Callable[[], None] = lambda: None
-        """Called once the stacks have been collected."""
         self._host_failures: list[Failure] = []
         self._fetches = True
-        self._numbers_said = False
 
     @property
     def _over(self) -> bool:
@@ -234,7 +231,7 @@ class Supervision:
         failure = self._result().failure
         headline = "a rank failed" if failure is None else failure.headline()
         self._drop_stacks()
-        self._hang_found = False
+        self._silence = None
         self._emit(Note(f"{headline}: starting again (retry {attempt} of {self.spec.retries})"))
         self._exits.clear()
         self._forked.clear()
@@ -335,8 +332,9 @@ class Supervision:
         """End the run; with `stop.now`, at once, even if it is stopping already."""
         if stop.cause is StopCause.PREEMPTED and self._stop is not None:
             return  # perhaps the SIGTERM of the shutdown sequence, which a retry may follow
-        if self._hang_found and self._collecting:
-            self._finish_stacks()  # with the stacks that have arrived
+        if self._collecting:
+            self._drop_stacks()
+            self._stop_hung()  # with the stacks that have arrived
         if all(node.over for node in self.nodes):
             self._fetches = False  # there is nothing else to stop
         self._shut_down(stop)
@@ -381,12 +379,9 @@ class Supervision:
                 self._hang_detector.note_activity()
             if self._hang_detector.is_hung():
                 self._on_hang(self._hang_detector.silence)
-            elif not self._collecting and (ranks := self._hang_detector.long_wait()):
-                self._collect_wait(*ranks)
-        if self._collecting and (self._over or (self._stop is not None and not self._hang_found)):
+        if self._collecting and self._over:
             self._drop_stacks()
         self._note_recompiles()
-        self._say_numbers()
         if self._deadline is not None and self._clock() > self._deadline:
             self._deadline = None
             self.stop(Stop(StopCause.TIMEOUT, f"--timeout {self.spec.timeout:g} s"))
@@ -399,21 +394,6 @@ class Supervision:
         self._finish()
         return True
 
-    def _say_numbers(self) -> None:
-        """On several hosts, once: log the numbers of each rank in torchrun and in the backend."""
-        if self._hosts is None or self._numbers_said or len(self._forked) < len(self.nodes):
-            return
-        paths = {rank: self.dir.numbers(self._attempt, rank) for rank in self._every_rank}
-        if not all(path.exists() for path in paths.values()):
-            return
-        self._numbers_said = True
-        for rank, path in paths.items():
-            numbers = records.read_dict(path)
-            ordinal = numbers.get("ordinal")
-            known = "" if ordinal is None else f", ordinal {ordinal}"
-            local = numbers.get("local_rank")
-            self._log.say(f"rank {rank}: {self.spec.name_rank(rank)}, local rank {local}{known}")
-
     def _note_recompiles(self, *, last: bool = False) -> None:
         if self._recompile_notes is not None:
             for line in self._recompile_notes.read(last=last):
@@ -421,49 +401,15 @@ class Supervision:
             if last:
                 self._recompile_notes.close()
 
-    def _collect_wait(self, inside: list[int], outside: list[int]) -> None:
-        """Collect the stacks of a long wait, for a report.
-
-        The wait may be intended (one rank evaluates), so the run is not stopped. On a TPU the same
-        code could hang.
-        """
-        self._collect_stacks(lambda: self._note_wait(inside, outside), native=False)
-
-    def _note_wait(self, inside: list[int], outside: list[int]) -> None:
-        where, _ = self._describe_stacks()
-        waiting, missing = (self.spec.name_ranks(ranks) for ranks in (inside, outside))
-        self._emit(
-            Note(
-                f"waiting in a collective for {LONG_WAIT:g} s: {waiting}; not in it: {missing}\n"
-                f"{where}"
-            )
-        )
-
-    def _describe_stacks(self) -> tuple[str, stacks.RankPlace | None]:
-        states = {state.rank: state.state for state in self._states()}
-        return stacks.describe_stacks(self.dir, self.spec, self._attempt, states)
-
     def _states(self) -> list[RankState]:
         return [state for node in self.nodes for state in node.states()]
 
-    def _collect_stacks(self, report: Callable[[], None], *, native: bool) -> None:
-        self._drop_stacks()  # of a long wait: a hang's report includes them
-        self._report_stacks = report
-        for node in self.nodes:
-            if not node.ended:
-                self._collecting.add(node.number)
-                node.collect_stacks(native=native)
-
     def _on_stacks(self, node: Node) -> None:
-        """Report the stacks once those of all nodes are there."""
+        """Stop the hung run once the stacks of all nodes are there."""
         if node.number in self._collecting:
             self._collecting.remove(node.number)
             if not self._collecting:
-                self._report_stacks()
-
-    def _finish_stacks(self) -> None:
-        self._drop_stacks()
-        self._report_stacks()
+                self._stop_hung()
 
     def _drop_stacks(self) -> None:
         self._collecting.clear()
@@ -475,19 +421,23 @@ class Supervision:
 
     def _on_hang(self, silence: float) -> None:
         """Find out which ranks wait where, while they still do, and then stop them."""
-        if self._hang_found:
+        if self._silence is not None:
             return
         self._emit(
             Phase(PhaseKind.COLLECTING_STACKS, "no activity: collecting the stacks of all ranks")
         )
-        self._hang_found = True
-        self._collect_stacks(lambda: self._stop_hung(silence), native=True)
-
-    def _stop_hung(self, silence: float) -> None:
-        """Report which ranks wait where, and stop them."""
-        where, place = self._describe_stacks()
         timeout = self.spec.hang_timeout
-        silent = f"no activity from any rank for {max(timeout, silence // timeout * timeout):g} s"
+        self._silence = max(timeout, silence // timeout * timeout)
+        for node in self.nodes:
+            if not node.ended:
+                self._collecting.add(node.number)
+                node.collect_stacks()
+
+    def _stop_hung(self) -> None:
+        """Report which ranks wait where, and stop them."""
+        states = {state.rank: state.state for state in self._states()}
+        where, place = stacks.describe_stacks(self.dir, self.spec, self._attempt, states)
+        silent = f"no activity from any rank for {self._silence:g} s"
         self._hang = Failure.of(
             FailureKind.HANG,
             f"{silent} (a line, a metric, a step or a collective):\n{where}\n"
