@@ -116,9 +116,8 @@ def convert(hint: Any, value: Any) -> Any:
         return build(record, value)
     elif issubclass(hint, Enum) and isinstance(value, str):
         return hint(value)
-    elif hint in (int, float):
-        if is_number(value) and (hint is float or isinstance(value, int)):
-            return value
+    elif hint in (int, float) and is_number(value) and (hint is float or isinstance(value, int)):
+        return value
     raise ValueError(f"{reprlib.repr(value):.40} is not of type {hint}")
 
 
