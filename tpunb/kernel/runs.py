@@ -15,7 +15,6 @@ from tpunb.display.run_view import RunView
 from tpunb.kernel import calls, cost, panel
 from tpunb.kernel.launcher import Attached, Launcher, Run
 from tpunb.runs import bucket_copies, directory, listing, returns, state
-from tpunb.runs.cell_times import with_last_times
 from tpunb.runs.directory import RunDir
 from tpunb.runs.events import Note
 from tpunb.runs.result import RunResult
@@ -64,8 +63,6 @@ class Runs:
         with directory.new_run(runs, request.name) as folder:
             _save_values(request, folder)
             spec = request.spec(folder.id)
-            blocks = with_last_times(spec.blocks, request.notebook.script.text, folder)
-            spec = replace(spec, blocks=blocks)
             if spec.hosts:
                 _keep_notebook(snapshot, folder)  # it is sent to the hosts
             run = self.launcher.begin(request, folder, spec, redaction.redacted_snapshot(snapshot))

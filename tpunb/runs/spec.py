@@ -208,8 +208,7 @@ class Block:
     number: int | None = None
     """The number to show for the cell (see Cell.number), or its position if it never ran."""
     seconds: float | None = None
-    """The duration of the cell's last run in the kernel or, if that is not known, in an earlier
-    run; None if neither is known."""
+    """The duration of the cell's last run in the kernel; None if it is not known."""
     values: bool = False
     """True in a prelude for another train cell, of which only the values are read, and for
     parameters from the kernel."""
