@@ -32,14 +32,15 @@ class Changes:
 
     def read(self) -> bool:
         """Forget the changes until now; return whether there was one."""
-        found = False
+        found = folders = False
         while data := self._read():
             found, at = True, 0
             while at < len(data):
                 _, bits, _, length = _EVENT.unpack_from(data, at)
                 at += _EVENT.size + length
-                if bits & _FOLDER:  # a new one
-                    self._watch()
+                folders |= bool(bits & _FOLDER)
+        if folders:  # there are new ones
+            self._watch()
         self.told |= found
         return found
 
