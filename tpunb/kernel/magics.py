@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from IPython.core.display_functions import display
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.display import display
 
 from tpunb import data
 from tpunb.data import DataOptions
