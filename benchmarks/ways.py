@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -161,8 +162,8 @@ class Started:
         return self.gone is not None
 
     def left(self) -> list[Process]:
-        """The processes that are still running, except preludes kept for the next run."""
-        return [p for p in self._new if processes.is_alive(p) and not is_kept(p)]
+        """The processes that are still running, except those that wait for the next run."""
+        return [p for p in self._new if processes.is_alive(p) and not _waits(p)]
 
     def end(self) -> None:
         """Kill the remaining processes by pid; if the cell does not end then, kill its kernel."""
@@ -171,6 +172,13 @@ class Started:
             processes.signal_and_continue(process, signal.SIGKILL)
         if not self.read_until(lambda: self.running.idle is not None, 5.0):
             self.kernel.kill()
+
+
+def _waits(process: Process) -> bool:
+    """Whether it is a kept prelude, or the copy that the fork server has left in its place."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return is_kept(process) or "fork ser" in Path(f"/proc/{process.pid}/comm").read_text()
+    return False
 
 
 def _write(path: Path, sources: list[str]) -> Path:
