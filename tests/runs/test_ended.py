@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     folder = RunDir(tmp_path / "run")
     folder.returns.mkdir(parents=True)
     spec = RunSpec("run", "n", 2, "CPU", "/", (), (), returns=("ended_value", "lost"))
-    folder.spec.write_text(json.dumps(spec.to_json()))
+    folder.write_spec(spec)
     torch.save([1, torch.ones(2)], folder.returns / "ended_value.pt")
     report = {"ended_value": {"file": "ended_value.pt"}, "lost": {"error": "no"}}
     (folder.returns / "report.json").write_text(json.dumps(report))

@@ -20,7 +20,7 @@ SPEC = RunSpec(
 
 
 def test_spec_survives_json_with_its_version() -> None:
-    data = json.loads(json.dumps(SPEC.to_json()))
+    data = json.loads(json.dumps(SPEC.to_json(), default=vars))
     assert data["version"] == 1
     assert RunSpec.from_json(data) == SPEC
     for later in ("version", "profile", "price"):  # of older runs

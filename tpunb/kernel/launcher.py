@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -316,7 +316,7 @@ def write_folder(
     """Write a run's script, notebook, environment and spec into its folder."""
     folder.script.touch(0o600)
     folder.script.write_text(script.text, encoding="utf-8")
-    files.write_json(folder.snapshot, asdict(snapshot))
+    files.write_json(folder.snapshot, vars(snapshot))
     files.write_json(folder.env, environment.without_secrets(env))
     folder.write_spec(spec)
 

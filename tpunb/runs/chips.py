@@ -53,7 +53,7 @@ class Chip:
 
 def write_chips(run: Path, chips: Sequence[Chip]) -> None:
     """Replace the values of this host's chips. Raises OSError."""
-    files.write_json(run / FILE, [asdict(chip) for chip in chips])
+    files.write_json(run / FILE, list(chips))
 
 
 def read_chips(run: Path, hosts: Sequence[str] = ()) -> tuple[Chip, ...]:

@@ -7,7 +7,7 @@ of the enums are stored in the JSON files of run folders, so they must not chang
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
@@ -308,12 +308,12 @@ class RunSpec:
         return f"line {line} of script.py" if number is None else f"cell [{number}], line {within}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict of plain JSON values."""
-        return {"version": VERSION, **asdict(self)}
+        """Return the content of `spec.json`, for `files.write_json`."""
+        return {"version": VERSION, **vars(self)}
 
     @classmethod
     def from_json(cls, data: object) -> RunSpec:
-        """Build a spec from the dict of `to_json`. Raises ValueError."""
+        """Build a spec from the content of `spec.json`. Raises ValueError."""
         spec = records.build(cls, data)
         named = all(name.isidentifier() for name in spec.returns)
         whole = spec.world_size % max(1, len(spec.hosts)) == 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def session_of(run: RunDir, profile: Profile) -> Path:
 
 def write_marks(path: Path, marks: Marks) -> None:
     """Write the marks of a rank. Raises OSError."""
-    files.write_json(path, asdict(marks))
+    files.write_json(path, vars(marks))
 
 
 def read_step_times(

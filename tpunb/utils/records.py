@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tpunb.utils import files
 
@@ -74,9 +74,9 @@ def build(kind: type[T], data: object) -> T:
     if not isinstance(data, Mapping):
         raise ValueError(f"not a {kind.__name__}")
     record: Any = kind
-    types = hints(record)
+    kinds = _fields(record)
     try:
-        return kind(**{name: convert(types[name], data[name]) for name in types if name in data})
+        return kind(**{name: as_kind(data[name]) for name, as_kind in kinds if name in data})
     except TypeError:  # a field is missing
         raise ValueError(f"not a whole {kind.__name__}") from None
 
@@ -88,53 +88,73 @@ def hints(kind: Any) -> dict[str, Any]:
     return {field.name: types[field.name] for field in fields(kind)}
 
 
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((name, _converter(hint)) for name, hint in hints(kind).items())
+
+
 def convert(hint: Any, value: Any) -> Any:
     """Convert a JSON value to a type. Raises ValueError."""
-    if hint is Any or (hint in (str, bool) and type(value) is hint):
-        return value
-    origin, inner = _shape(hint)
-    if origin in (Union, UnionType):
-        return _convert_any(inner, value)
-    if origin is Literal:
-        if isinstance(value, str) and value in inner:
-            return value
-    elif origin is tuple and isinstance(value, (list, tuple)):
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return tuple(convert(inner[0], item) for item in value)
-        if len(inner) == len(value):
-            return tuple(map(convert, inner, value))
-    elif origin is list:
-        if isinstance(value, list):
-            return [convert(inner[0], item) for item in value]
-    elif origin is not None:
-        if issubclass(origin, Mapping) and isinstance(value, Mapping):
-            return {key: convert(inner[1], item) for key, item in value.items()}
-    elif isinstance(value, hint) and not isinstance(value, int | float):
-        return value
-    elif is_dataclass(hint):
-        record: Any = hint
-        return build(record, value)
-    elif issubclass(hint, Enum) and isinstance(value, str):
-        return hint(value)
-    elif hint in (int, float) and is_number(value) and (hint is float or isinstance(value, int)):
-        return value
-    raise ValueError(f"{reprlib.repr(value):.40} is not of type {hint}")
+    return _converter(hint)(value)
 
 
 @cache
-def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return get_origin(hint), get_args(hint)
+def _converter(hint: Any) -> Callable[[Any], Any]:
+    """Return what converts values to a type, which is looked at once."""
+    origin, inner = get_origin(hint), get_args(hint)
+
+    def refuse(value: Any) -> NoReturn:
+        raise ValueError(f"{reprlib.repr(value):.40} is not of type {hint}")
+
+    if hint is Any:
+        return lambda value: value
+    if origin in (Union, UnionType):
+        return _any_converter(inner)
+    if origin is Literal:
+        return lambda v: v if isinstance(v, str) and v in inner else refuse(v)
+    kinds = [_converter(kind) for kind in inner if kind is not Ellipsis]
+    if origin is tuple and inner[-1] is Ellipsis:
+        [item] = kinds
+        return lambda v: tuple(map(item, v)) if isinstance(v, (list, tuple)) else refuse(v)
+    if origin is tuple:
+        return lambda v: (
+            tuple(kind(item) for kind, item in zip(kinds, v, strict=True))
+            if isinstance(v, (list, tuple)) and len(v) == len(kinds)
+            else refuse(v)
+        )
+    if origin is list:
+        return lambda v: [*map(kinds[0], v)] if isinstance(v, list) else refuse(v)
+    if origin is not None:
+        return lambda v: (
+            {key: kinds[1](item) for key, item in v.items()}
+            if isinstance(v, Mapping)
+            else refuse(v)
+        )
+    if hint in (int, float):
+        numbers = int if hint is int else (int, float)
+        return lambda v: v if isinstance(v, numbers) and is_number(v) else refuse(v)
+    if is_dataclass(hint):
+        kind: Any = hint
+        return lambda v: v if isinstance(v, kind) else build(kind, v)
+    if issubclass(hint, Enum):
+        return lambda v: hint(v) if isinstance(v, str) else refuse(v)
+    return lambda v: v if isinstance(v, hint) else refuse(v)
 
 
-def _convert_any(hints: tuple[Any, ...], value: Any) -> Any:
-    if value is None and type(None) in hints:
-        return None
-    for hint in hints:
-        try:
-            return convert(hint, value)
-        except ValueError:
-            continue
-    raise ValueError(f"{reprlib.repr(value):.40} is of none of the types {hints}")
+def _any_converter(hints: tuple[Any, ...]) -> Callable[[Any], Any]:
+    none, kinds = type(None) in hints, [_converter(h) for h in hints if h is not type(None)]
+
+    def convert_any(value: Any) -> Any:
+        if value is None and none:
+            return None
+        for kind in kinds:
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+        raise ValueError(f"{reprlib.repr(value):.40} is of none of the types {hints}")
+
+    return convert_any
 
 
 def is_number(value: object) -> bool:

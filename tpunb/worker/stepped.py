@@ -14,7 +14,6 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from weakref import WeakKeyDictionary, ref
 
@@ -114,7 +113,7 @@ class SteppedModels:
             models = []
         alone = self._alone and not _has_group()
         with contextlib.suppress(OSError):  # a full disk: the result reports it
-            files.write_json(path, [asdict(each.digest(alone)) for each in models])
+            files.write_json(path, [each.digest(alone) for each in models])
 
 
 stepped_models = SteppedModels()

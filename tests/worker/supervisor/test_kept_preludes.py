@@ -40,7 +40,7 @@ def test_variables_that_trackers_set_for_themselves_change_no_prelude(tmp_path: 
 def test_prelude_copy_of_an_old_run_is_not_kept_for_the_next(tmp_path: Path) -> None:
     folder, spec = _prepared(tmp_path)
     kept = KeptPreludes()
-    assert kept.begin(folder, spec, {}, print) is None
+    assert kept.begin(folder, spec, {}, print) == (None, spec)
     late = kept.next_copy
     pair = socketpair()
     server = Waiting(Process(1, 0), OrderChannel(pair[0]), 0)

@@ -56,7 +56,7 @@ class OneRun:
             env={},
             clock=lambda: world.time,
         )
-        self.supervision = Supervision(self.dir, [self.node], clock=lambda: world.time)
+        self.supervision = Supervision(self.dir, values, [self.node], clock=lambda: world.time)
 
     def send(self, *messages: object) -> None:
         for message in messages:

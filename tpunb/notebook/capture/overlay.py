@@ -277,6 +277,7 @@ def _code_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+@functools.lru_cache(maxsize=4000)
 def _stripped(source: str) -> str:
     """Strip blank lines around a cell's text and white space at line ends."""
     return "\n".join(line.rstrip() for line in source.split("\n")).strip("\n")

@@ -59,7 +59,6 @@ from tpunb.utils.secrets import without_secrets
 
 if TYPE_CHECKING:
     from nbconvert.exporters import PythonExporter
-    from nbformat import NotebookNode
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -94,10 +93,12 @@ def convert(
     Raises ConversionError, with cell and line, if a cell is not Python or cannot work
     outside a notebook.
     """
+    from nbformat import from_dict
+
     positions = _positions(snapshot.cells)
-    cells = [_node(cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
+    cells = [_cell(cell, positions[cell.index], snapshot.train) for cell in snapshot.cells]
     conversion = Conversion(
-        cells=_notebook(cells).cells,
+        cells=cells,
         train=snapshot.train,
         notebook=snapshot.path,
         files=IncludedFiles(
@@ -116,8 +117,11 @@ def convert(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warned about the cells when they ran
-        # Without cells, of which nbconvert makes three copies; the steps put them in.
-        body, resources = exporter().from_notebook_node(_notebook([]), {"conversion": conversion})
+        # Without cells: nbconvert would copy and check them several times.
+        body, resources = exporter().from_notebook_node(
+            from_dict({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}),
+            {"conversion": conversion},
+        )
     conversion.omissions.sort(key=lambda entry: (entry[0], entry[1].line))
     return Script(
         body,
@@ -133,14 +137,8 @@ def convert(
 def exporter() -> PythonExporter:
     """Return nbconvert's exporter with our template and steps, which is made once."""
     from nbconvert.exporters import PythonExporter
-    from traitlets import Bool
 
-    class ScriptExporter(PythonExporter):  # not at module level: nbconvert is imported lazily
-        # The steps make no cells that are invalid for nbformat, and validating after each step
-        # takes longer than all steps together.
-        optimistic_validation = Bool(True)
-
-    return ScriptExporter(  # type: ignore[no-untyped-call]
+    return PythonExporter(  # type: ignore[no-untyped-call]
         template_name="percent",
         extra_template_basedirs=[str(TEMPLATES)],
         default_preprocessors=[],
@@ -166,42 +164,47 @@ def _positions(cells: tuple[Cell, ...]) -> list[int]:
     return [seen := seen + (_kind(cell) == "code") for cell in cells]
 
 
-def _notebook(cells: list[dict[str, Any]]) -> NotebookNode:
-    from nbformat import from_dict
-
-    # From a dict: nbformat's constructors validate each cell, which takes longer than the rest.
-    notebook: NotebookNode = from_dict(
-        {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
-    )
-    return notebook
-
-
 def _kind(cell: Cell) -> CellKind:
     """Kind of a cell in the script: jupytext's tag turns a raw cell into code."""
     return "code" if cell.kind == "raw" and "active-py" in cell.tags else cell.kind
 
 
-def _node(cell: Cell, position: int, train: int | None) -> dict[str, Any]:
-    """Return a cell for nbconvert; its metadata has what the steps need."""
-    role: Role = "train" if cell.index == train else "prelude"
-    code: dict[str, Any] = {"execution_count": None, "outputs": []}
-    return (code if _kind(cell) == "code" else {}) | {
-        "id": f"cell-{cell.index}",
-        "cell_type": _kind(cell),
+@dataclass
+class ScriptCell:
+    """A cell on its way into the script."""
+
+    index: int
+    number: int
+    """That which is shown: its position if it never ran."""
+    kind: CellKind
+    source: str
+    role: Role
+    tags: tuple[str, ...]
+    seconds: float | None
+    cwd: str
+    title: str = ""
+    compiles: bool = False
+    """It is known to be valid in the middle of a file."""
+    trains: bool = False
+    only_values: bool = False
+    """It is another train cell, of which only the values are read."""
+
+
+def _cell(cell: Cell, position: int, train: int | None) -> ScriptCell:
+    return ScriptCell(
+        index=cell.index,
+        number=position if cell.number is None else cell.number,
+        kind=_kind(cell),
         # A carriage return ends a line in a Python file, as it does in the kernel.
-        "source": cell.source.replace("\r\n", "\n").replace("\r", "\n"),
-        "metadata": {
-            "index": cell.index,
-            "number": position if cell.number is None else cell.number,
-            "role": role,
-            "tags": cell.tags,
-            "seconds": cell.seconds,
-            "cwd": cell.cwd,
-        },
-    }
+        source=cell.source.replace("\r\n", "\n").replace("\r", "\n"),
+        role="train" if cell.index == train else "prelude",
+        tags=cell.tags,
+        seconds=cell.seconds,
+        cwd=cell.cwd,
+    )
 
 
-def _blocks(body: str, head: str, cells: list[Any], *, whole: bool) -> tuple[Block, ...]:
+def _blocks(body: str, head: str, cells: list[ScriptCell], *, whole: bool) -> tuple[Block, ...]:
     """Locate each cell in the script, by counting the lines of the template's layout.
 
     Unless `whole`, cells of which everything is left out are not among them: to run one again, or
@@ -217,13 +220,12 @@ def _blocks(body: str, head: str, cells: list[Any], *, whole: bool) -> tuple[Blo
         if lines[first - 1 : last] != source:
             raise AssertionError(f"the template does not keep the lines of {cell.source!r}")
         end = last + 1  # the blank line below it
-        data = cell.metadata
-        code = whole or data.role != "prelude" or any(map(_is_code, source))
-        if cell.cell_type == "code" and code:
-            values = data.get("only_values", False)
-            seconds = None if values else data.seconds  # those of its run
+        code = whole or cell.role != "prelude" or any(map(_is_code, source))
+        if cell.kind == "code" and code:
+            values = cell.only_values
+            seconds = None if values else cell.seconds  # those of its run
             blocks.append(
-                Block(data.role, first, last, data.index, data.number, seconds, values, data.cwd)
+                Block(cell.role, first, last, cell.index, cell.number, seconds, values, cell.cwd)
             )
     return tuple(blocks)
 
@@ -234,10 +236,7 @@ def _is_code(line: str) -> bool:
 
 @dataclass
 class Conversion:
-    """State of a conversion: the cells, and what each step collects for later ones.
-
-    `cells` are nodes of nbformat with `index`, `number`, `role` and `tags` in their metadata.
-    """
+    """State of a conversion: the cells, and what each step collects for later ones."""
 
     train: int | None
     notebook: str | None
@@ -247,7 +246,7 @@ class Conversion:
     left: Callable[[str], str | None] = lambda name: None
     held: Container[str] = ()
     """Names whose plain values the run gets from the kernel."""
-    cells: list[Any] = field(default_factory=list)
+    cells: list[ScriptCell] = field(default_factory=list)
     omissions: list[tuple[int, Omission]] = field(default_factory=list)
     """Each with the index of its cell."""
     lost: list[tuple[int, LostName]] = field(default_factory=list)
@@ -274,37 +273,32 @@ class Conversion:
         return self
 
     @property
-    def code(self) -> list[Any]:
-        return [cell for cell in self.cells if cell.cell_type == "code"]
+    def code(self) -> list[ScriptCell]:
+        return [cell for cell in self.cells if cell.kind == "code"]
 
-    def trees(self) -> list[tuple[Any, ast.Module]]:
+    def trees(self) -> list[tuple[ScriptCell, ast.Module]]:
         """The code cells with their syntax trees. Raises ConversionError."""
-        return [
-            (cell, statements.parse_cell(cell.source, cell.metadata.number)) for cell in self.code
-        ]
+        return [(cell, statements.parse_cell(cell.source, cell.number)) for cell in self.code]
 
-    def edit(self, cell: Any, edited: EditedCell | PlainCell) -> None:
+    def edit(self, cell: ScriptCell, edited: EditedCell | PlainCell) -> None:
         """Replace the text of a cell, and record what it leaves out."""
         cell.source = "\n".join(edited.lines)
-        cell.metadata.compiles = isinstance(edited, PlainCell) and edited.compiles
+        cell.compiles = isinstance(edited, PlainCell) and edited.compiles
         self.add_omissions(cell, edited.left_out)
-        self.lost += [(cell.metadata.number, lost) for lost in edited.lost]
+        self.lost += [(cell.number, lost) for lost in edited.lost]
 
     @cached_property
     def run(self) -> names.RunCells:
         """The code cells, when they are complete."""
         return names.RunCells(
-            [
-                names.RunCell(cell.metadata.number, cell.source, cell.metadata.index)
-                for cell in self.code
-            ]
+            [names.RunCell(cell.number, cell.source, cell.index) for cell in self.code]
         )
 
-    def add_omissions(self, cell: Any, lines: Iterable[LeftOutLine]) -> None:
+    def add_omissions(self, cell: ScriptCell, lines: Iterable[LeftOutLine]) -> None:
         """Record lines of a cell that are left out."""
         for line, text, reason in lines:
-            omission = Omission(cell.metadata.number, line, text, reason)
-            self.omissions.append((cell.metadata.index, omission))
+            omission = Omission(cell.number, line, text, reason)
+            self.omissions.append((cell.index, omission))
 
     @property
     def sources(self) -> list[str]:
@@ -351,7 +345,6 @@ def preprocess(nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]
     conversion: Conversion = resources["conversion"]
     for step in STEPS:
         step(conversion)
-    nb.cells = conversion.cells
     resources["header"] = conversion.header()
     return nb, resources
 
@@ -361,38 +354,37 @@ def leave_out_cells(conversion: Conversion) -> None:
     train = conversion.train
     kept = []
     for cell in conversion.cells:
-        below = train is not None and cell.metadata.index > train
-        reason = _why_left_out(cell, below) if cell.cell_type == "code" else None
+        below = train is not None and cell.index > train
+        reason = _why_left_out(cell, below) if cell.kind == "code" else None
         if reason is LeftOut.TRAIN_CELL and (out := earlier_values.train_line(cell.source).out):
             conversion.results.add(out)
         if reason is not None and cell.source.strip():
-            number, line = cell.metadata.number, _first_line(cell.source)
+            number, line = cell.number, _first_line(cell.source)
             if reason is LeftOut.TRAIN_CELL and conversion.got is None:
                 kept.append(cell)  # it runs in place
                 continue
             conversion.add_omissions(cell, [LeftOutLine(1, line, reason)])
-            got = (conversion.got or {}).get(cell.metadata.index, EarlierValues())
+            got = (conversion.got or {}).get(cell.index, EarlierValues())
             conversion.cells_left_out.append(
-                names.LeftOutCell(cell.metadata.index, f"cell [{number}]", reason, cell.source, got)
+                names.LeftOutCell(cell.index, f"cell [{number}]", reason, cell.source, got)
             )
             if reason is LeftOut.TRAIN_CELL and got.runs:
                 head = f"# another train cell, replaced by its values: {line}"
                 cell.source = "\n".join([head, *earlier_values.read_back(got)])
-                cell.metadata.only_values = True
+                cell.only_values = True
                 kept.append(cell)
                 continue
-            cell.cell_type = "markdown"
-            del cell["outputs"], cell["execution_count"]  # nbconvert checks the result
+            cell.kind = "markdown"
             cell.source = f"cell [{number}] is left out, {reason}: {line}"
-        if not below and (cell.source.strip() or cell.metadata.role == "train"):
+        if not below and (cell.source.strip() or cell.role == "train"):
             kept.append(cell)
     conversion.cells = kept
 
 
-def _why_left_out(cell: Any, below: bool) -> LeftOut | None:
-    if cell.metadata.role == "train":
+def _why_left_out(cell: ScriptCell, below: bool) -> LeftOut | None:
+    if cell.role == "train":
         return None
-    if reason := skip_reason(cell.source, cell.metadata.tags):
+    if reason := skip_reason(cell.source, cell.tags):
         return reason
     magics = cell_magics(cell.source)
     if "tpu_debug" in magics:
@@ -415,7 +407,7 @@ def leave_out_calls_of_runs(conversion: Conversion) -> None:
     """
     for cell in conversion.code:
         first = statements.first_call_of_run(cell.source)
-        if cell.metadata.role == "prelude" and first is not None:
+        if cell.role == "prelude" and first is not None:
             edited = EditedCell(cell.source.split("\n"))
             rest = "\n".join(edited.lines[first - 1 :])
             edited.lose(first, edited.lines[first - 1], names.defined_names(rest))
@@ -427,31 +419,29 @@ def replace_special_syntax(conversion: Conversion) -> None:
     """Replace magics, shell lines and IPython's other special syntax."""
     tpunb = not conversion.export
     if not tpunb:
-        above = [cell.source for cell in conversion.code if cell.metadata.role == "prelude"]
+        above = [cell.source for cell in conversion.code if cell.role == "prelude"]
         tpunb = any(map(export_.hands_on, above))
         tpunb |= export_.needs_tpunb([cell.source for cell in conversion.code])
     for cell in conversion.code:
-        number, got = cell.metadata.number, (conversion.got or {}).get(cell.metadata.index)
+        number, got = cell.number, (conversion.got or {}).get(cell.index)
         if (got is not None and got.runs) or conversion.trains_in_place:
             cell.source = earlier_values.put_for_attach(cell.source, got)
-        cell.metadata.trains = cell.metadata.role == "train" or "tpu_train" in cell_magics(
-            cell.source
-        )
-        files, train = conversion.files, cell.metadata.trains
+        cell.trains = cell.role == "train" or "tpu_train" in cell_magics(cell.source)
+        files, train = conversion.files, cell.trains
         try:
             plain = plain_python(cell.source, train, files.secrets, files.setup)
         except NotPythonError as error:
             line = cell.source.split("\n")[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
-        if cell.metadata.role == "prelude" and "tpu_train" in cell_magics(cell.source):
+        if cell.role == "prelude" and "tpu_train" in cell_magics(cell.source):
             conversion.trains_in_place = True
             options = earlier_values.train_line(cell.source)
             lines = earlier_values.in_place(plain.lines, options, tpunb=tpunb)
             plain = replace(plain, lines=tuple(lines))
         conversion.edit(cell, plain)
-        for line, text in enumerate(plain.lines if files.secrets else (), 1):
+        for at, text in enumerate(plain.lines if files.secrets else (), 1):
             for name in dict.fromkeys(setup_lines.READS_SECRET.findall(text)):
-                conversion.requirements.append(Requirement(number, line, Need.SECRET, name))
+                conversion.requirements.append(Requirement(number, at, Need.SECRET, name))
 
 
 def begin_training(conversion: Conversion) -> None:
@@ -459,7 +449,7 @@ def begin_training(conversion: Conversion) -> None:
     if not any(map(_has_lines, conversion.sources)):
         return
     for cell in conversion.code:
-        if not cell.metadata.trains:
+        if not cell.trains:
             continue
         in_place = earlier_values.is_train_cell(cell.source)
         lines = cell.source.split("\n")
@@ -472,7 +462,7 @@ def begin_training(conversion: Conversion) -> None:
             lines[at - 1] = setup_lines.BEGIN
         else:
             lines[at] = f"{setup_lines.BEGIN}{'  ' if lines[at][0] == '#' else '; '}{lines[at]}"
-        if cell.metadata.role == "prelude":
+        if cell.role == "prelude":
             lines.append(setup_lines.END)
         cell.source = "\n".join(lines)
 
@@ -485,9 +475,8 @@ def include_files(conversion: Conversion) -> None:
     """Include the notebooks that `%run` runs."""
     files = conversion.files
     for cell in conversion.code:
-        data = cell.metadata
-        cell.source = files.include(cell.source, data.number, data.trains, data.cwd)
-        conversion.omissions += [(cell.metadata.index, omission) for omission in files.omissions]
+        cell.source = files.include(cell.source, cell.number, cell.trains, cell.cwd)
+        conversion.omissions += [(cell.index, omission) for omission in files.omissions]
         files.omissions.clear()
 
 
@@ -502,7 +491,7 @@ def leave_out_front_end(conversion: Conversion) -> None:
         front_end.leave_out(edited, tree)
         if edited.left_out:
             conversion.edit(cell, edited)
-        front_end.refuse(cell.source, cell.metadata.number)
+        front_end.refuse(cell.source, cell.number)
 
 
 def replace_launches(conversion: Conversion) -> None:
@@ -519,9 +508,7 @@ def replace_launches(conversion: Conversion) -> None:
         return
     launching = Launching([tree for _, tree in trees])
     starts = {
-        id(cell): list(launching.statements(tree))
-        for cell, tree in trees
-        if cell.metadata.role != "train"
+        id(cell): list(launching.statements(tree)) for cell, tree in trees if cell.role != "train"
     }
     others = [
         ast.Module([node for node in tree.body if node not in starts.get(id(cell), ())], [])
@@ -542,8 +529,8 @@ def replace_launches(conversion: Conversion) -> None:
                 edited.fill(node, earlier_values.assign(brought))
             conversion.cells_left_out.append(
                 names.LeftOutCell(
-                    cell.metadata.index,
-                    f"cell [{cell.metadata.number}]",
+                    cell.index,
+                    f"cell [{cell.number}]",
                     LeftOut.LAUNCH,
                     text,
                     EarlierValues((EarlierRun("", tuple(brought)),)),
@@ -553,7 +540,7 @@ def replace_launches(conversion: Conversion) -> None:
             conversion.edit(cell, edited)
 
 
-def _launch_here(conversion: Conversion, trees: list[tuple[Any, ast.Module]]) -> None:
+def _launch_here(conversion: Conversion, trees: list[tuple[ScriptCell, ast.Module]]) -> None:
     scopes = scopes_of(*(tree for _, tree in trees))
     for cell, tree in trees:
         if earlier_values.is_train_cell(cell.source):
@@ -573,7 +560,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
     lost: set[str] = set()
     for cell, tree in trees:
         runs = (earlier_values.CALL_HELPER, earlier_values.BEGIN)
-        if cell.metadata.role == "train" or any(name in cell.source for name in runs):
+        if cell.role == "train" or any(name in cell.source for name in runs):
             continue  # these cells do not only display what they read
         edited = EditedCell(cell.source.split("\n"))
         try:
@@ -581,7 +568,7 @@ def leave_out_run_folders(conversion: Conversion) -> None:
                 edited, tree, scopes, conversion.results, lost
             )
         except earlier_values.RunFolderError as error:
-            number, line = cell.metadata.number, edited.lines[error.line - 1]
+            number, line = cell.number, edited.lines[error.line - 1]
             raise ConversionError(str(error), number, error.line, line) from None
         if edited.left_out:
             conversion.edit(cell, edited)
@@ -591,33 +578,32 @@ def fit_into_one_file(conversion: Conversion) -> None:
     """Rewrite code that is invalid in the middle of a file; check that every cell compiles."""
     files = conversion.files
     scopes = _scopes_for_tasks(conversion)
-    kernel_only: list[tuple[Any, ast.Module]] = []
+    kernel_only: list[tuple[ScriptCell, ast.Module]] = []
     for cell in conversion.code:
-        number, data = cell.metadata.number, cell.metadata
+        number = cell.number
         # Outside a notebook, `display` and `get_ipython` are undefined or work differently.
         named = any(name in cell.source for name in header.BUILTINS)
         hoisted = any(word in cell.source for word in statements.HOISTED_WORDS)
         tasks = any(word in cell.source for word in statements.TASK_WORDS)
-        if not data.compiles or named or hoisted or tasks:
+        if not cell.compiles or named or hoisted or tasks:
             tree = statements.parse_cell(cell.source, number)
-            if tasks or (not data.compiles and "await" in cell.source):
+            if tasks or (not cell.compiles and "await" in cell.source):
                 rewritten = statements.rewrite_awaits(cell.source, tree, scopes)
                 if rewritten != cell.source:
-                    data.compiles = False
+                    cell.compiles = False
                     cell.source, tree = rewritten, statements.parse_cell(rewritten, number)
             source, features = statements.hoist(cell.source, tree)
-            data.compiles &= source == cell.source
+            cell.compiles &= source == cell.source
             cell.source = source
             conversion.features += features
             kernel_only += [(cell, tree)] if named else []
     for cell in conversion.code:
-        if conversion.features or not cell.metadata.compiles:
-            statements.check_compiles(cell.source, cell.metadata.number, conversion.features)
+        if conversion.features or not cell.compiles:
+            statements.check_compiles(cell.source, cell.number, conversion.features)
     included = [ParsedCell(-1, ast.parse(source)) for source in files.sources(header.BUILTINS)]
     own = [
-        ParsedCell(data.index, tree, data.number, lines=cell.source.split("\n"))
+        ParsedCell(cell.index, tree, cell.number, lines=cell.source.split("\n"))
         for cell, tree in kernel_only
-        for data in [cell.metadata]
     ]
     scopes = Scopes([*included, *own])
     for parsed in own:
@@ -671,19 +657,19 @@ def prepare_for_export(conversion: Conversion) -> None:
 def write_titles(conversion: Conversion) -> None:
     """Write the titles of code cells, and comment out the text of all other cells."""
     for cell in conversion.cells:
-        if cell.cell_type == "code":
-            cell.metadata.title = _title(cell, conversion.spmd is not None)
+        if cell.kind == "code":
+            cell.title = _title(cell, conversion.spmd is not None)
         else:
-            cell.metadata.title = f"# %% [{cell.cell_type}]"
+            cell.title = f"# %% [{cell.kind}]"
             cell.source = "\n".join(_commented(line) for line in cell.source.split("\n"))
 
 
-def _title(cell: Any, spmd: bool) -> str:
-    title = f"# %% cell {cell.metadata.number}"
-    if cell.metadata.trains:
+def _title(cell: ScriptCell, spmd: bool) -> str:
+    title = f"# %% cell {cell.number}"
+    if cell.trains:
         title += ", on all cores" if spmd else ", on every core"
-    if cell.metadata.tags:
-        quoted = ", ".join('"{}"'.format(tag.replace('"', "'")) for tag in cell.metadata.tags)
+    if cell.tags:
+        quoted = ", ".join('"{}"'.format(tag.replace('"', "'")) for tag in cell.tags)
         title += f" tags=[{quoted}]"
     return " ".join(title.split())
 

@@ -181,11 +181,12 @@ class KeptPreludes:
 
     def begin(
         self, run: RunDir, spec: RunSpec, env: Mapping[str, str], tell: Callable[[Note], None]
-    ) -> Waiting | None:
+    ) -> tuple[Waiting | None, RunSpec]:
         """Take the kept prelude with most of a run's first cells, the fork server if none fits.
 
-        Records in the run's spec.json from which files its cells were compiled, and ends the kept
-        preludes that are out of date. `tell` gets the note for the user.
+        Returns the spec as well, in which, as in the run's spec.json, is from which files its cells
+        were compiled. Ends the kept preludes that are out of date. `tell` gets the note for the
+        user.
         """
         inputs, before = PreludeInputs.of_run(run, spec, env, self.set_by_imports), self._inputs
         reason = "" if before is None else _difference(before, inputs)
@@ -204,11 +205,10 @@ class KeptPreludes:
         self._inputs, self._reason = inputs, ""
         self._origins, self._taken = inputs.origins(), ran
         if best is None:
-            return self.take_fork_server()
+            return self.take_fork_server(), spec
         self._kept.remove(best)
         self._origins = best.origins + self._origins[ran:]
-        _note_origins(run, spec, self._origins[:ran])
-        return best
+        return best, _note_origins(run, spec, self._origins[:ran])
 
     def take_fork_server(self) -> Waiting | None:
         """Take the fork server, until its copy is added."""
@@ -335,15 +335,17 @@ def _is_stale(kept: KeptPrelude, inputs: PreludeInputs) -> bool:
     )
 
 
-def _note_origins(run: RunDir, spec: RunSpec, origins: Sequence[tuple[str, int]]) -> None:
+def _note_origins(run: RunDir, spec: RunSpec, origins: Sequence[tuple[str, int]]) -> RunSpec:
     """Record in spec.json the files from which the cells that do not run again were compiled."""
     left = list(origins)
     blocks = tuple(
         replace(block, origin=left.pop(0)) if left and block.role == "prelude" else block
         for block in spec.blocks
     )
+    spec = replace(spec, blocks=blocks)
     with contextlib.suppress(OSError):  # if it fails, tracebacks name lines of another script
-        run.write_spec(replace(spec, blocks=blocks))
+        run.write_spec(spec)
+    return spec
 
 
 def _difference(before: PreludeInputs, now: PreludeInputs) -> str:

@@ -490,7 +490,7 @@ class Supervisor:
             self.hosts = Hosts(queued.dir, spec, order.pod)
             address = order.pod.nodes[0].start.address
             nodes = self.hosts.nodes
-            self.run = Supervision(queued.dir, nodes, hosts=self.hosts, address=address)
+            self.run = Supervision(queued.dir, spec, nodes, hosts=self.hosts, address=address)
             return
         self._start_fork_server()
         number = order.node_rank if isinstance(order, StartNode) else 0
@@ -509,7 +509,7 @@ class Supervisor:
         else:
             # Of a prelude that ran ahead, the next visible run reports it.
             kept = str if queued.ahead else self.kept.describe
-            self.run = Supervision(queued.dir, [self.node], kept)
+            self.run = Supervision(queued.dir, spec, [self.node], kept)
 
     def _waiting_processes(self) -> list[Process]:
         """The processes that become runners: the fork server and kept preludes."""
@@ -526,11 +526,8 @@ class Supervisor:
         folder, env, start, cells = queued.dir, queued.env, queued.order, 0
         order = ForkRunner(str(folder.path), env, replicate, self.kept.next_copy, queued.ahead)
         if replicate is None and not isinstance(start, StartNode):
-            spec = run.spec
-            taken = self.kept.begin(folder, spec, env, queued.emit)
-            with contextlib.suppress(OSError, ValueError):
-                run.spec = folder.read_spec()
-            cells = sum(block.role == "prelude" for block in spec.blocks)
+            taken, run.spec = self.kept.begin(folder, run.spec, env, queued.emit)
+            cells = sum(block.role == "prelude" for block in run.spec.blocks)
         else:
             taken = self.kept.take_fork_server()
         assert taken is not None

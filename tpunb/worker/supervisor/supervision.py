@@ -53,7 +53,7 @@ from tpunb.runs.protocol import (
     StopRanks,
 )
 from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import FailureKind, PhaseKind, Stop, StopCause
+from tpunb.runs.spec import FailureKind, PhaseKind, RunSpec, Stop, StopCause
 from tpunb.utils import files
 from tpunb.utils.processes import Work
 from tpunb.worker.supervisor import outcome, stacks
@@ -80,6 +80,7 @@ class Supervision:
     def __init__(
         self,
         run: RunDir,
+        spec: RunSpec,
         nodes: Sequence[Node],
         kept: Callable[[], str] = str,
         *,
@@ -93,7 +94,7 @@ class Supervision:
         self._kept = kept
         self._hosts = hosts
         self._clock = clock
-        self.spec = run.read_spec()
+        self.spec = spec
         self._started = time.time()
         self._deadline = None if self.spec.timeout is None else clock() + self.spec.timeout
         files.reserve_blocks(run.result)
