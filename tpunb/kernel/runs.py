@@ -165,12 +165,13 @@ def _keep_notebook(snapshot: Snapshot, folder: RunDir) -> None:
     """
     from tpunb.notebook.convert.redaction import redacted_notebook
     from tpunb.notebook.errors import NotebookError
-    from tpunb.notebook.files import notebook_text
+    from tpunb.notebook.files import cells_from_json, load_notebook
 
-    with suppress(ValueError, OSError, NotebookError):
+    with suppress(OSError, NotebookError):
         content = snapshot.content
         if content is None and snapshot.path is not None:
-            content = notebook_text(snapshot.path)
+            content = load_notebook(snapshot.path)
         if content is not None:
+            cells_from_json(content, "it")  # raises if it is not a notebook
             text = redacted_notebook(content)
             files.atomic_write(folder.path / "notebook.ipynb", text.encode("utf-8", "replace"))

@@ -24,17 +24,20 @@ def load_cells(path: str | os.PathLike[str]) -> tuple[Cell, ...]:
     are ignored. Raises NotebookNotFoundError, and NotebookError for a file that cannot
     be read or is not a notebook.
     """
-    return cells_from_json(json.loads(notebook_text(path)), str(path))
+    return cells_from_json(load_notebook(path), str(path))
 
 
-def notebook_text(path: str | os.PathLike[str]) -> str:
-    """Return a notebook file without outputs; the same text until it changes. Raises as above."""
+def load_notebook(path: str | os.PathLike[str]) -> Any:
+    """Return a decoded notebook without outputs; the same, not to be changed, until the file is.
+
+    Raises as above, but not if it is JSON and no notebook.
+    """
     place = os.path.realpath(path)
-    return _read(place, version_of(place), str(path))
+    return _load(place, version_of(place), str(path))
 
 
 @lru_cache(maxsize=4)
-def _read(place: str, version: object, path: str) -> str:
+def _load(place: str, version: object, path: str) -> Any:
     try:
         with open(place, encoding="utf-8-sig") as file:
             text = file.read()
@@ -47,8 +50,8 @@ def _read(place: str, version: object, path: str) -> str:
     try:
         notebook = json.loads(text)
         with suppress(KeyError, TypeError):  # not a notebook, as its reader will say
-            notebook = without_outputs(notebook)
-        return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+            return without_outputs(notebook)
+        return notebook
     except (ValueError, RecursionError) as error:
         raise NotebookError(
             f"{path} is not valid JSON ({error}). Save the notebook again, or name another file."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from tpunb.runs.spec import Block
 from tpunb.utils.terminal import Printable, Style, join, paint
@@ -101,8 +101,8 @@ class Snapshot(Printable):
     """
     name: str = "notebook"
     """Name of the notebook: its file's name without the suffix, or the front end's name for it."""
-    content: str | None = field(default=None, repr=False)
-    """The notebook as JSON text, without outputs, if a front end sent it and it is in no file."""
+    content: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The decoded notebook, without outputs, if a front end sent it and it is in no file."""
 
     def __str__(self) -> str:
         code = sum(cell.kind == "code" for cell in self.cells)

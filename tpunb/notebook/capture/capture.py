@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -108,7 +107,7 @@ def _laid(
         (cells, saved), content = _read(located.path), None
     else:
         cells, saved = cells_from_json(located.content, f"what {located.origin} sent"), math.inf
-        content = json.dumps(without_outputs(located.content or {}))
+        content = without_outputs(located.content or {})
     laid = overlay(cells, executed, saved=saved, deleted=deleted)
     return replace(
         laid, path=_path(located), origin=located.origin, name=located.name, content=content

@@ -8,8 +8,9 @@ exception that is easily forgotten: `%%tpu_train --env TOKEN=…`, `!git clone h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from tpunb.notebook.convert import magics
 from tpunb.notebook.convert.cells import SKIP_LINE, skip_reason
@@ -54,19 +55,15 @@ def redacted_snapshot(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, cells=cells, left_out=left_out, content=None)
 
 
-def redacted_notebook(text: str) -> str:
-    """Return the text for `notebook.ipynb`, unchanged if nothing is left out. Raises ValueError."""
-    notebook = json.loads(text)
-    changed = False
-    for cell in notebook.get("cells", ()):
-        if cell.get("cell_type") != "code":
-            continue
-        source = "".join(cell.get("source", ""))
-        tags = cell.get("metadata", {}).get("tags", ())
-        kept = redacted_source(source, tags)
-        if kept != source:
-            cell["source"] = kept.splitlines(keepends=True)
-            changed = True
-            if skip_reason(source, tags):
-                cell["outputs"] = []
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n" if changed else text
+def redacted_notebook(notebook: Mapping[str, Any]) -> str:
+    """Return the text for `notebook.ipynb`, of a decoded notebook without outputs."""
+    cells = [_redacted_cell(cell) for cell in notebook["cells"]]
+    return json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _redacted_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
+    source = "".join(cell["source"])
+    kept = redacted_source(source, cell.get("metadata", {}).get("tags", ()))
+    if cell["cell_type"] != "code" or kept == source:
+        return cell
+    return {**cell, "source": kept.splitlines(keepends=True)}
