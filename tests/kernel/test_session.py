@@ -29,7 +29,6 @@ from tpunb.runs import last_run, listing
 from tpunb.runs.directory import RunDir
 from tpunb.runs.result import RunResult
 from tpunb.runs.spec import RunSpec, RunState, Stop
-from tpunb.utils import files
 
 
 class FakeRun(Run):
@@ -72,7 +71,7 @@ class FakeLauncher:
         self, request: RunRequest, folder: RunDir, spec: RunSpec, *args: object
     ) -> FakeRun | Attached:
         self.calls.append("start")
-        files.write_json(folder.spec, spec.to_json())
+        folder.write_spec(spec)
         if request.options.detach:
             return Attached(folder)
         self.run = FakeRun(folder, spec, self)

@@ -148,7 +148,7 @@ class Watched:
         """A run that is running according to its folder."""
         run = RunDir(Path(self.order.runs) / f"20261121-120000-{name}")
         run.path.mkdir()
-        write_json(run.spec, SPEC.to_json())
+        run.write_spec(SPEC)
         later = time.time() + 50  # a run that does not begin within a minute counts as lost
         os.utime(run.path, (later, later))
         return run

@@ -8,7 +8,6 @@ from tpunb.errors import TpunbError
 from tpunb.runs import directory
 from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, RunSpec
-from tpunb.utils import files
 
 
 def spec_of(run: RunDir, ranks: int = 2) -> RunSpec:
@@ -33,7 +32,7 @@ def test_runs_are_found_by_any_part_of_their_id(tmp_path: Path) -> None:
     made = []
     for name in ("alpha", "beta", "beta2"):
         made.append(directory.create_run(tmp_path, name))
-        files.write_json(made[-1].spec, spec_of(made[-1]).to_json())
+        made[-1].write_spec(spec_of(made[-1]))
     (tmp_path / "not-a-run").mkdir()
     assert [run.id for run in directory.list_runs(tmp_path)] == [run.id for run in made]
     assert directory.find_run(tmp_path, None).id == made[2].id

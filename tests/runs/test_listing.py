@@ -19,7 +19,7 @@ from tpunb.utils import files
 def made(folder: Path, name: str, *, cores: int = 2, state: str | None = None) -> RunDir:
     run = directory.create_run(folder, name)
     spec = RunSpec(run.id, name, cores, "CPU", "/", (), ())
-    files.write_json(run.spec, spec.to_json())
+    run.write_spec(spec)
     os.utime(run.spec, (1_700_000_000.0, 1_700_000_000.0))
     run.lock.touch()
     if state is not None:

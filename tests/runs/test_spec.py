@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
+from tpunb.runs.directory import RunDir
 from tpunb.runs.spec import Block, Price, Profile, RunSpec, RunState, StopCause
 
 SPEC = RunSpec(
@@ -19,8 +21,10 @@ SPEC = RunSpec(
 )
 
 
-def test_spec_survives_json_with_its_version() -> None:
-    data = json.loads(json.dumps(SPEC.to_json(), default=vars))
+def test_spec_survives_json_with_its_version(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_spec(SPEC)
+    data = json.loads(run.spec.read_text())
     assert data["version"] == 1
     assert RunSpec.from_json(data) == SPEC
     for later in ("version", "profile", "price"):  # of older runs

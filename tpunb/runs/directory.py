@@ -38,7 +38,7 @@ from tpunb.runs import events, ownership
 from tpunb.runs.events import Event
 from tpunb.runs.ownership import HeldFolder
 from tpunb.runs.result import Failure, RunResult
-from tpunb.runs.spec import RunSpec
+from tpunb.runs.spec import VERSION, RunSpec
 from tpunb.utils import env_vars, files, records
 from tpunb.utils.errors import TpunbError
 from tpunb.utils.files import append_text, write_json
@@ -210,7 +210,7 @@ class RunDir:
         return RunSpec.from_json(records.read(self.spec))
 
     def write_spec(self, spec: RunSpec) -> None:
-        write_json(self.spec, spec.to_json())
+        write_json(self.spec, {"version": VERSION, **vars(spec)})
 
     def read_result(self) -> RunResult | None:
         """Read the result, without values of `--returns`; None if the run has not ended.

@@ -468,10 +468,7 @@ def decode_message(line: bytes) -> Message | None:
     """Return the message on a line; if it is not a message, log it and return None."""
     try:
         values: dict[str, Any] = records.parse(line)
-        kind = KINDS[values.pop("kind")]
-        record: Any = kind
-        types = records.hints(record)
-        return kind(**{name: records.convert(types[name], value) for name, value in values.items()})
+        return records.build(KINDS[values.pop("kind")], values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("not a message (%s: %s): %.80r", type(error).__name__, error, line)
         return None

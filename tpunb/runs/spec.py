@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
 from tpunb.utils import records
 from tpunb.utils.text import name_ranks
@@ -307,13 +307,9 @@ class RunSpec:
         number, within = self.locate(line)
         return f"line {line} of script.py" if number is None else f"cell [{number}], line {within}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `spec.json`, for `files.write_json`."""
-        return {"version": VERSION, **vars(self)}
-
     @classmethod
     def from_json(cls, data: object) -> RunSpec:
-        """Build a spec from the content of `spec.json`. Raises ValueError."""
+        """Build a spec from the decoded `spec.json`. Raises ValueError."""
         spec = records.build(cls, data)
         named = all(name.isidentifier() for name in spec.returns)
         whole = spec.world_size % max(1, len(spec.hosts)) == 0

@@ -126,9 +126,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         return lambda v: [*map(kinds[0], v)] if isinstance(v, list) else refuse(v)
     if origin is not None:
         return lambda v: (
-            {key: kinds[1](item) for key, item in v.items()}
-            if isinstance(v, Mapping)
-            else refuse(v)
+            {k: kinds[1](i) for k, i in v.items()} if isinstance(v, Mapping) else refuse(v)
         )
     if hint in (int, float):
         numbers = int if hint is int else (int, float)

@@ -29,7 +29,7 @@ from tpunb.worker.supervisor.main import QueuedRun
 def queued(tmp_path: Path) -> Iterator[QueuedRun]:
     run = directory.create_run(tmp_path, "n")
     spec = RunSpec(run.id, "n", 2, "CPU", "/", (), ())
-    files.write_json(run.spec, spec.to_json())
+    run.write_spec(spec)
     queued = QueuedRun(StartRun(str(run.path), {}))
     yield queued
     queued.close()

@@ -42,7 +42,7 @@ class OneRun:
         world.deadly = {FORK_SERVER: set()}
         self.dir = directory.create_run(folder, "n")
         values = RunSpec(self.dir.id, "n", 2, "CPU", "/", (), (), **spec)  # type: ignore[arg-type]
-        files.write_json(self.dir.spec, values.to_json())
+        self.dir.write_spec(values)
         self.finished = False
         self.forks: list[str | None] = []
         self.spared, self.copying = [FORK_SERVER], False

@@ -23,6 +23,7 @@ class XlaBackend:
         "torch_xla.distributed.xla_multiprocessing",
         "torch_xla.runtime",
         "tpunb.backends.xla.rehearsal.install_xla",
+        "tpunb.backends.xla.tpu_answers",
     )
     has_programs = True
 

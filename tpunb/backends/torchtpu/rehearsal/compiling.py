@@ -11,12 +11,6 @@ from torch._dynamo.backends.registry import list_backends, lookup_backend, regis
 from torch.utils import _pytree
 
 _torch: Any = torch
-_graphs = 0
-
-
-def compiled_graphs() -> int:
-    """How many graphs of tensors on the device this process has compiled."""
-    return _graphs
 
 
 def set_up() -> None:
@@ -51,11 +45,9 @@ def _has_tpu(inputs: Any) -> bool:
 
 def compile_graph(graph: Any, inputs: Any, **options: Any) -> Any:
     """The backend `tpu`: the graph that a TPU would compile, run by the device's kernels."""
-    global _graphs
     if options:
         names = ", ".join(f"`{name}`" for name in options)
         raise TypeError(f"torch.compile for a TPU does not take {names}: leave it out")
-    _graphs += 1
     return lookup_backend("aot_eager")(graph, inputs)
 
 
