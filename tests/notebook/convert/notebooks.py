@@ -32,13 +32,14 @@ def notebook(*sources: str, train: int | None = -1, path: str | None = "nb.ipynb
     return Snapshot(tuple(cells), place, path, "a test")
 
 
-def run(script: Script, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script as `python script.py` does where tpunb is not installed."""
+def run(script: Script, folder: Path, *, tpunb: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a script as `python script.py` does, where tpunb is installed or not."""
     path = folder / "made" / "script.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(script.text, encoding="utf-8")
+    code = [] if tpunb else ["-c", WITHOUT_TPUNB]
     return subprocess.run(
-        [sys.executable, "-I", "-c", WITHOUT_TPUNB, str(path)],
+        [sys.executable, "-I", *code, str(path)],
         cwd=folder,
         capture_output=True,
         text=True,
