@@ -80,15 +80,23 @@ def test_commands_that_are_not_run_are_ones_that_tpunb_takes() -> None:
     assert len(commands) > 8
 
 
-def test_links_lead_to_files() -> None:
+def headings(page: Path) -> set[str]:
+    """The names by which links lead to a page's headings, as GitHub and the site make them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {"#" + re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in found}
+
+
+def test_links_lead_to_files_and_headings() -> None:
     for page in [
         *PAGES,
         *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
         "CONTRIBUTING.md",
     ]:
         text = (ROOT / page).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+        for target, heading in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text):
+            path = (ROOT / page).parent / target if target else ROOT / page
+            assert path.exists(), f"{page}: {target}"
+            assert not heading or heading in headings(path), f"{page}: {target}{heading}"
 
 
 def test_option_tables_are_those_of_the_parsers() -> None:

@@ -75,6 +75,7 @@ def main(device: str) -> dict[str, Any]:
         module.name
         for package in (worker, xla)
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        if not module.name.endswith(".child_main")  # a program
     ]
     if device == "TPU":
         for name in everything:

@@ -25,9 +25,14 @@ SPMD = """xr.use_spmd()
 cores = xr.global_runtime_device_count()
 mesh = xs.Mesh(np.arange(cores), (cores,), ('data',))
 x = torch.arange(8.).to('xla')
-xs.mark_sharding(x, mesh, ('data',))
+wrapped = xs.mark_sharding(x, mesh, ('data',))
 total = (x * 2).sum()
 print(cores, total.item())"""
+# DTensors of which this process has all.
+SAVE = """
+import tpunb
+tpunb.save({'x': wrapped, 'twice': wrapped * 2}, 1)
+print(tpunb.load().state['twice'].tolist())"""
 ONE = "SPMD: one process drives all"
 
 
@@ -40,9 +45,10 @@ def nb(starts_processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_spmd_train_cell_runs_one_process_on_all_cores(nb: Kernel) -> None:
-    ran = nb.run(f"%%tpu_train --cores 3 --returns x,total\n{SPMD}").good()
+    ran = nb.run(f"%%tpu_train --cores 3 --returns x,total\n{SPMD}{SAVE}").good()
     assert f"{ONE} 3 rehearsal cores (cell [{ran.number}] calls use_spmd())" in ran.status
     assert "[0] 3 56.0" in ran.stdout
+    assert "[0] [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]" in ran.stdout
     assert ran.status.startswith("succeeded · 1 rank · SPMD on 3 rehearsal cores · ")
     assert ran.shown.startswith("RunResult succeeded on 3 rehearsal cores (SPMD) after ")
     assert nb.value("type(x) is torch.Tensor, x.tolist(), total.item()") == (

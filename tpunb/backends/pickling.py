@@ -13,7 +13,6 @@ import torch
 
 from tpunb.backends.xla import tensors
 from tpunb.runs import heartbeat
-from tpunb.utils.modules import is_a
 
 
 class _WatchedFile:
@@ -53,7 +52,7 @@ def write_value(
 
     class ToCpuPickler(pickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
-            if whole and is_a(value, "torch.distributed.tensor", "DTensor"):
+            if whole and tensors.is_dtensor(value):
                 raise TypeError("an object has a DTensor, of which each rank has only a part")
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 return to_cpu(value).__reduce_ex__(pickle.DEFAULT_PROTOCOL)

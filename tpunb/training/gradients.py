@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tpunb.backends.xla.tensors import is_dtensor
 from tpunb.training.collectives import sum_over_ranks
 from tpunb.training.masks import weighted_sums
 from tpunb.training.precision import watch_sums
@@ -224,7 +225,7 @@ def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         raise ValueError("optimizer_step: no parameter has a gradient: call loss.backward() first")
-    if any(hasattr(gradient, "device_mesh") for gradient in gradients):
+    if any(map(is_dtensor, gradients)):
         raise TypeError(
             "optimizer_step: each rank has a part of the gradients (fully_shard, DTensor), reduced "
             "already: call optimizer.step(), and torch.nn.utils.clip_grad_norm_ before it"

@@ -12,6 +12,7 @@ from typing import Any
 
 from tpunb.backends.xla import runtime, spmd
 from tpunb.backends.xla.private_names import SHARDED
+from tpunb.utils.modules import is_a
 
 
 def start_pending_work() -> None:
@@ -42,6 +43,14 @@ def unwrap_sharded(tensor: Any) -> Any:
         # The result of an operation, or of a change in place, has one more wrapper.
         inner = _from_functional(inner)
     return inner.global_tensor if isinstance(inner, module.XLAShardedTensor) else tensor
+
+
+def is_dtensor(value: object) -> bool:
+    """True for a DTensor of torch.distributed, of which each rank may have a part.
+
+    Those of SPMD are DTensors, too (torch_xla 2.9), but this process has all of them.
+    """
+    return is_a(value, "torch.distributed.tensor", "DTensor") and unwrap_sharded(value) is value
 
 
 def is_shard(parameter: Any) -> bool:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tpunb.backends.xla.private_names import FSDP_SHARD
+from tpunb.backends.xla.tensors import is_dtensor
 from tpunb.utils.errors import CheckpointError
 from tpunb.utils.modules import is_a
 
@@ -25,11 +26,6 @@ _Path = tuple[Any, ...]
 """The keys and indices on the way to a value in a state."""
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: its shape, and where in the whole tensor it begins."""
-
-
-def is_dtensor(value: object) -> bool:
-    """Whether it is a DTensor; False if torch.distributed.tensor is not loaded."""
-    return is_a(value, "torch.distributed.tensor", "DTensor")
 
 
 def has_dtensors(state: Any) -> bool:
