@@ -45,7 +45,7 @@ spec = RunSpec(folder.id, "many", {ranks}, "CPU", "/", (), ())
 view = RunView(spec, folder, logs=frozenset(range({ranks})))
 words = [sys.executable, "-m", "benchmarks.simulated", str(folder.path)]
 player = subprocess.Popen([*words, "{ranks}", "5", "{seconds}"], cwd={root!r})
-for event in follow_run(folder, {ranks}, lambda: player.poll() is not None):
+for event in follow_run(folder, spec, lambda: player.poll() is not None):
     if event is None:
         view.tick()
     else:

@@ -49,7 +49,7 @@ class Run:
         """Yield the run's events until no process is left, and None whenever nothing happens."""
         finished = partial(self._supervisor.has_finished, self.dir.path)
         stopped = False
-        for event in follow_run(self.dir, self.spec.world_size, finished):
+        for event in follow_run(self.dir, self.spec, finished):
             yield event
             if event is None and not stopped:
                 pid = self._supervisor.pid
@@ -110,7 +110,7 @@ class Attached:
 
     def events(self) -> Iterator[Event | None]:
         """Yield all events from the run's start until it has ended."""
-        return follow_run(self.dir, self.spec.world_size, self._gone, attached=True)
+        return follow_run(self.dir, self.spec, self._gone, attached=True)
 
     def stop(self, stop: Stop) -> None:
         """Request a stop in the run's folder."""

@@ -28,6 +28,7 @@ from tpunb.runs.events import (
     RanksStarted,
 )
 from tpunb.runs.progress import Progress
+from tpunb.runs.spec import RunSpec
 from tpunb.runs.tensorboard import TensorBoardWriter
 from tpunb.utils import processes, records
 from tpunb.utils.files import LineTail, Tail
@@ -140,7 +141,7 @@ class Follower:
 
 
 def follow_run(
-    run: RunDir, ranks: int, gone: Callable[[], bool], *, attached: bool = False
+    run: RunDir, spec: RunSpec, gone: Callable[[], bool], *, attached: bool = False
 ) -> Iterator[Event | None]:
     """Yield the events of a run from its start, None whenever nothing happened, last `Ended`.
 
@@ -149,9 +150,9 @@ def follow_run(
     metrics are passed on to `tpunb.on_log`. `attached`: skip all but the newest output and metrics
     of a run that has written much.
     """
+    ranks = spec.world_size
     follower, tensorboard = Follower(run, ranks), TensorBoardWriter(run, ranks)
     callbacks = RunCallbacks(run, ranks)
-    hosts = _hosts_of(run)
     started: RanksStarted | None = None
     looked, eager = 0.0, time.monotonic() + EAGER
     try:
@@ -174,7 +175,7 @@ def follow_run(
                 yield event
             if started is not None and end is None and time.monotonic() - looked >= SAMPLES:
                 snapshots = sample_ranks(run, started.attempt, started.pids)
-                yield replace(snapshots, chips=read_chips(run.path, hosts))
+                yield replace(snapshots, chips=read_chips(run.path, spec.hosts))
                 looked = time.monotonic()
             if not anything and (end is not None or last):
                 for name, count in follower.unreadable.items():
@@ -197,13 +198,6 @@ def follow_run(
         tensorboard.close()
         callbacks.close()
         follower.close()
-
-
-def _hosts_of(run: RunDir) -> tuple[str, ...]:
-    try:
-        return run.read_spec().hosts
-    except (OSError, ValueError):  # its folder was deleted
-        return ()
 
 
 def sample_ranks(run: RunDir, attempt: int, pids: Sequence[int]) -> RankSnapshots:
