@@ -149,7 +149,8 @@ def test_standalone_prepare_does_nothing_in_a_rank_of_a_run(tmp_path: Path) -> N
 
 def test_standalone_without_torch_xla_explains_the_install(tmp_path: Path) -> None:
     # -S: an interpreter without site-packages.
-    done = run(tmp_path, ["-S", "-c", textwrap.dedent(PREPARED)])
+    script = textwrap.dedent(PREPARED).replace("prepare()", 'prepare(backend="xla")')
+    done = run(tmp_path, ["-S", "-c", script])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "tpunb.utils.errors.MissingPackageError: torch_xla is needed for this script and is not "

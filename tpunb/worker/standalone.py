@@ -32,8 +32,8 @@ def prepare(*, spmd: bool = False, backend: BackendName | None = None) -> None:
     is set up already. `backend`: what the script is written for; by default torch_xla where it is
     installed, otherwise torch.distributed.
 
-    Raises MissingPackageError without torch_xla, SetupError if rehearsal is not possible or
-    torchrun has started several processes of an SPMD script on this host.
+    Raises MissingPackageError if torch_xla is wanted and missing, SetupError if rehearsal is not
+    possible or torchrun has started several processes of an SPMD script on this host.
     """
     if env_vars.RUN in os.environ:
         return
