@@ -56,6 +56,7 @@ def test_messages_survive_encoding(kind: type[Message]) -> None:
         b"[" * 100_000,
         b'{"kind": "RunnerForked"}',
         b'{"kind": "RunnerForked", "pid": "12"}',
+        b'{"kind": "RunnerForked", "pid": 12, "more": 1}',
         b'{"kind": "RanksForked", "attempt": 0, "pids": [1, {}]}',
         b'{"kind": "RanksForked", "attempt": 100000000000000000000, "pids": [1]}',
         b'{"kind": "NodeHere", "facts": {"torch": [2]}, "time": 1.0}',

@@ -316,7 +316,7 @@ def write_folder(
     """Write a run's script, notebook, environment and spec into its folder."""
     folder.script.touch(0o600)
     folder.script.write_text(script.text, encoding="utf-8")
-    files.write_json(folder.snapshot, vars(snapshot))
+    files.write_json(folder.snapshot, snapshot)
     files.write_json(folder.env, environment.without_secrets(env))
     folder.write_spec(spec)
 

@@ -468,7 +468,10 @@ def decode_message(line: bytes) -> Message | None:
     """Return the message on a line; if it is not a message, log it and return None."""
     try:
         values: dict[str, Any] = records.parse(line)
-        return records.build(KINDS[values.pop("kind")], values)
+        kind: Any = KINDS[values.pop("kind")]
+        if not values.keys() <= records.hints(kind).keys():
+            raise ValueError("fields that it does not have")
+        return records.build(kind, values)  # type: ignore[no-any-return]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("not a message (%s: %s): %.80r", type(error).__name__, error, line)
         return None

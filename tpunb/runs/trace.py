@@ -56,7 +56,7 @@ def session_of(run: RunDir, profile: Profile) -> Path:
 
 def write_marks(path: Path, marks: Marks) -> None:
     """Write the marks of a rank. Raises OSError."""
-    files.write_json(path, vars(marks))
+    files.write_json(path, marks)
 
 
 def read_step_times(

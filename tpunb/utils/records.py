@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -108,11 +108,12 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
 
     if hint is Any:
         return lambda value: value
-    if origin in (Union, UnionType):
-        return _any_converter(inner)
     if origin is Literal:
         return lambda v: v if isinstance(v, str) and v in inner else refuse(v)
     kinds = [_converter(kind) for kind in inner if kind is not Ellipsis]
+    if origin in (Union, UnionType):
+        optional = type(None) in inner
+        return lambda v: None if v is None and optional else _first_of(kinds, v)
     if origin is tuple and inner[-1] is Ellipsis:
         [item] = kinds
         return lambda v: tuple(map(item, v)) if isinstance(v, (list, tuple)) else refuse(v)
@@ -129,8 +130,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
             {k: kinds[1](i) for k, i in v.items()} if isinstance(v, Mapping) else refuse(v)
         )
     if hint in (int, float):
-        numbers = int if hint is int else (int, float)
-        return lambda v: v if isinstance(v, numbers) and is_number(v) else refuse(v)
+        return lambda v: v if isinstance(v, (hint, int)) and is_number(v) else refuse(v)
     if is_dataclass(hint):
         kind: Any = hint
         return lambda v: v if isinstance(v, kind) else build(kind, v)
@@ -139,20 +139,13 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
     return lambda v: v if isinstance(v, hint) else refuse(v)
 
 
-def _any_converter(hints: tuple[Any, ...]) -> Callable[[Any], Any]:
-    none, kinds = type(None) in hints, [_converter(h) for h in hints if h is not type(None)]
-
-    def convert_any(value: Any) -> Any:
-        if value is None and none:
-            return None
-        for kind in kinds:
-            try:
-                return kind(value)
-            except ValueError:
-                continue
-        raise ValueError(f"{reprlib.repr(value):.40} is of none of the types {hints}")
-
-    return convert_any
+def _first_of(kinds: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    raise ValueError(f"{reprlib.repr(value):.40} is of none of the types")
 
 
 def is_number(value: object) -> bool:

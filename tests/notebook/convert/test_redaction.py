@@ -41,11 +41,8 @@ def test_what_is_written_of_a_cell(source: str, tags: tuple[str, ...], kept: str
     assert written.cells[0].source == kept
     assert written.left_out[0][0].source == kept
     assert written.content is None
-    code = {
-        "cell_type": "code",
-        "source": source.splitlines(keepends=True),
-        "metadata": {"tags": list(tags)},
-    }
+    lines = source.splitlines(keepends=True)
+    code = {"cell_type": "code", "source": lines, "metadata": {"tags": list(tags)}}
     notebook = {"cells": [code, {"cell_type": "markdown", "source": "# tpu: skip"}]}
     made = json.loads(redacted_notebook(notebook))
     assert "".join(made["cells"][0]["source"]) == kept
