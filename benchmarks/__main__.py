@@ -48,8 +48,8 @@ MEASURES: dict[str, tuple[Callable[[Path, int], str], Callable[[Path], str]]] = 
     "collectives": (collectives.measure, collectives.measure_a_little),
     "reading": (reading.measure, lambda folder: reading.measure(folder, 1)),
     "large": (
-        lambda folder, rounds: large.measure(folder, rounds, large.CELLS, large.OUTPUTS),
-        lambda folder: large.measure(folder, 1, 12, 100_000),
+        lambda folder, rounds: large.measure(folder, rounds, large.CELLS, large.OUTPUTS, 20),
+        lambda folder: large.measure(folder, 1, 12, 100_000, 1),
     ),
     "stored": (
         lambda folder, rounds: stored.measure(folder, rounds, stored.RUNS, stored.STEPS),

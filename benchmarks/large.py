@@ -1,4 +1,7 @@
-"""What grows with a notebook: the first line of a run, the cells themselves, outputs, `--ahead`."""
+"""What grows with a notebook: the first line of a run, the cells themselves, outputs, `--ahead`.
+
+And what a kernel does while its user waits: it runs a prelude ahead, and supervises an idle run.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,25 @@ from nbformat import v4
 
 from benchmarks.kernel import Kernel
 from benchmarks.table import Samples, met, table
+from tests.drivers.kernel import until
+from tests.support import is_kept
+from tpunb.utils import processes
 
 CELLS = 300
 OUTPUTS = 50_000_000
 """Bytes of outputs in the notebook's file."""
 WORDS = "is here"
+_PRELUDE = "import time\nend = time.time() + {seconds}\nwhile time.time() < end:\n    pass"
+_SUPERVISOR = (
+    "print(get_ipython().magics_manager.registry['TpuMagics'].session.runs.launcher.supervisor.pid)"
+)
 _FUNCTION = "def f{n}(x={n}):\n    return x * {n}"
 _LAST = "last = {n}\nprint(last)"
 _TRAIN = f"%%tpu_train --cores 2\nprint('rank {WORDS} {{n}}', flush=True)"
 
 
-def measure(folder: Path, rounds: int, cells: int, outputs: int) -> str:
-    """Measure all rows with these many cells and bytes of outputs; returns tables."""
+def measure(folder: Path, rounds: int, cells: int, outputs: int, prelude: int) -> str:
+    """Measure all rows with these many cells, bytes of outputs and seconds of a prelude."""
     found = dict[str, Samples]()
     for number in range(rounds):
         place = folder / str(number)
@@ -37,7 +47,10 @@ def measure(folder: Path, rounds: int, cells: int, outputs: int) -> str:
         for count in (cells // 4, cells):
             took = [_ahead(place / f"ahead{count}.ipynb", count)]
             found.setdefault(f"ahead {count}", Samples()).add(took)
-    return _report(found, cells, outputs)
+        first, idle = _waiting(place / "waiting.ipynb", prelude)
+        found.setdefault("first", Samples()).add([first])
+        found.setdefault("idle", Samples()).add([idle])
+    return _report(found, cells, outputs, prelude)
 
 
 def _sources(cells: int) -> list[str]:
@@ -125,7 +138,36 @@ def _ahead(path: Path, cells: int) -> float:
         return (time.monotonic() - began) / (cells - 1)
 
 
-def _report(found: dict[str, Samples], cells: int, outputs: int) -> str:
+def _waiting(path: Path, prelude: int) -> tuple[float, float]:
+    """Seconds to the first line of a kernel's first run, whose prelude ran ahead; and the part of a
+    core that the supervisor of a rank which sleeps uses, in percent.
+    """
+    sleep = "%%tpu_train --cores 1\nimport time; time.sleep(12)"
+    sources = ["%load_ext tpunb\n%tpu_setup --ahead", _PRELUDE.format(seconds=prelude), "pass"]
+    with Kernel(_write(path, [*sources, _TRAIN.format(n=0), sleep])) as kernel:
+        kernel.cell(0)
+        kernel.wait_until_warm()
+        supervisor = int(kernel.do(_SUPERVISOR).stdout)
+        for at in (1, 2):
+            kernel.cell(at)
+        until(lambda: any(map(is_kept, processes.descendants(supervisor))), "a kept prelude")
+        ran = kernel.cell(3, await_words=[WORDS])
+        assert ran.found is not None
+        ran_asleep = kernel.start(4)
+        time.sleep(3)
+        used = _used(supervisor)
+        time.sleep(7)
+        used = _used(supervisor) - used
+        kernel.wait(ran_asleep)
+        return ran.found - ran.sent, 100 * used / 7
+
+
+def _used(pid: int) -> float:
+    """Processor seconds of a process's main thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _report(found: dict[str, Samples], cells: int, outputs: int, prelude: int) -> str:
     rows = [(f"a notebook of {cells} cells of 16 functions", "seconds", "goal", "")]
     for what in ("nothing", "train cell", "last cell"):
         took = found[what]
@@ -144,4 +186,10 @@ def _report(found: dict[str, Samples], cells: int, outputs: int) -> str:
     rows.append((f"… of {cells}", many.text(3), "", ""))
     ratio = many.over(few)
     rows.append(("… ratio (4 if it reads all cells)", ratio.text(2), "1.5 ×", met(ratio, most=1.5)))
+    first, idle = found["first"], found["idle"]
+    label = f"first line of a kernel, --ahead, after a prelude of {prelude} s"
+    rows.append((label, first.text(2), "0.3", met(first, most=0.3)))
+    rows.append(
+        ("% of a core, supervisor of an idle run", idle.text(2), "0.3", met(idle, most=0.3))
+    )
     return table(rows)

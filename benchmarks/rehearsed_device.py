@@ -1,13 +1,8 @@
-"""Time of a training step on the rehearsed device of TorchTPU, compared with the plain CPU.
-
-Runs in .venv-torchtpu, because torch_xla needs an older torch:
-`.venv-torchtpu/bin/python -m benchmarks.rehearsed_device`.
-"""
+"""Time of a training step on the rehearsed device of TorchTPU, compared with the plain CPU."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +96,3 @@ def measure(rounds: int, steps: int) -> str:
             times = [f"{samples.median():.2f}" for samples in taken.values()]
             rows.append((name, str(threads), *times, ratio.text(2), met(ratio, most=GOAL)))
     return table(rows)
-
-
-if __name__ == "__main__":
-    print(measure(*((1, 3) if "--quick" in sys.argv else (7, 20))))

@@ -169,7 +169,7 @@ def _parse_times(text: str) -> Taken:
 def _report(
     found: dict[tuple[str, str, int], tuple[Samples, Samples]], sizes: tuple[int, ...]
 ) -> str:
-    rows = [("ranks", "train cell", "in a run", "torchrun", "ratio", "of means", "goal ≤ 1.02")]
+    rows = [("ranks", "train cell", "in a run", "torchrun", "ratio", "of means", "goal ≤ 1.01")]
     for size in sizes:
         for kind, label in (KINDS | ALIVE).items():
             mine, my_mean = found["run", kind, size]
@@ -183,17 +183,23 @@ def _report(
                     theirs.text(2),
                     ratio.text(3),
                     of_means.text(3),
-                    met(ratio, most=1.02),
+                    met(ratio, most=1.01),
                 )
             )
-    watched = [("ranks", "in a run", "over bare code", "of means", "goal ≤ 1.02")]
+    watched = [("ranks", "in a run", "over bare code", "of means", "goal")]
     for size in sizes:
         bare, bare_mean = found["run", "bare", size]
-        for kind, label in (("logged", "tpunb.log"), ("tracked", "tpunb.log and tpunb.track")):
+        for kind, label, most in (
+            ("logged", "tpunb.log", 1.02),
+            ("tracked", "tpunb.log and tpunb.track", 1.03),
+        ):
             mine, my_mean = found["run", kind, size]
             ratio, of_means = mine.over(bare), my_mean.over(bare_mean)
             watched.append(
-                (str(size), label, ratio.text(3), of_means.text(3), met(ratio, most=1.02))
+                (
+                    *(str(size), label, ratio.text(3), of_means.text(3)),
+                    f"≤ {most} {met(ratio, most=most)}",
+                )
             )
     return (
         "Step: milliseconds of a step of the quickstart's training, in a rank of a run and in\n"
@@ -210,11 +216,13 @@ def _helpers(folder: Path, rounds: int, samples: int) -> str:
         processors = len(os.sched_getaffinity(0))
         for name, values in told_by(STEPPING, folder, 1, processors, 8, samples).items():
             steps.setdefault(name, Samples()).add([1000 * value for value in values])
-    rows = [("a step", "processor ms", "bare code", "ratio", "goal ≤ 1.02")]
+    rows = [("a step", "processor ms", "bare code", "ratio", "goal")]
     for name, (label, beside) in HELPERS.items():
         mine, bare = steps[name], steps[beside]
         ratio = mine.over(bare)
-        rows.append((label, mine.text(2), bare.text(2), ratio.text(3), met(ratio, most=1.02)))
+        most = 1.1 if name == "accumulated" else 1.02
+        goal = f"≤ {most} {met(ratio, most=most)}"
+        rows.append((label, mine.text(2), bare.text(2), ratio.text(3), goal))
     return (
         "The cost of tpunb in a training step of one rank, compared with a DataLoader with a\n"
         "DistributedSampler; processor time of all its threads.\n\n" + table(rows)
